@@ -14,7 +14,7 @@ SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime, btrfs-progs, curl and systemd-analyze if they are missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime, btrfs-progs, curl, strace and systemd-analyze if they are missing
 	@scripts/need-postgres
 	@scripts/need-pgbouncer
 	@scripts/need-docker
@@ -23,6 +23,7 @@ setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, 
 	@scripts/need-curl
 	@scripts/need-systemd
 	@scripts/need-spin
+	@scripts/need-strace
 
 .venv/.base: REQUIREMENTS := run
 .venv/.ready: REQUIREMENTS := dev
@@ -57,11 +58,11 @@ format: .venv/.ready ## Put the code into shape
 
 test: setup check ## Everything: set up, check, all tests on SQLite and a real Postgres
 	@scripts/need-compiler
-	$(BIN)/python -m scripts.with_mounted_root $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 25 # tests mostly wait: four at a time fill two processors
+	$(BIN)/python -m scripts.with_mounted_root $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder --durations 25 # tests mostly wait: six at a time fill two processors
 	@$(MAKE) --no-print-directory test-pythons
 
 test-pythons: .venv/.ready $(SUPERVISOR) ## A short tier of the tests on every other Python from 3.11 to 3.14 that is found: under a minute each
-	@scripts/test-pythons $(BIN)/python -q -n 3 --dist loadfile -k "not postgres and not among_ and not test_races and not test_stateful and not test_submit_rules" $(SHORT_TESTS)
+	@scripts/test-pythons $(BIN)/python -q -n 3 --dist loadfile -k "not postgres and not among_ and not _races and not test_stateful and not test_submit_rules" $(SHORT_TESTS)
 
 quick: check $(SUPERVISOR) ## Checks, and every test that needs neither Postgres nor Docker nor long processes: under a minute
 	$(BIN)/python -m pytest -q -m quick -n 2 --dist worksteal
@@ -75,7 +76,7 @@ model: ## Check the model of the lease protocol with Spin, and that every way to
 	@$(PYTHON) -m model.check
 
 test-races: setup ## The two great races (lanes, dependencies) with 10,000 rounds each on both stores: some minutes
-	HOLDFAST_TEST_ROUNDS=10000 $(BIN)/python -m pytest tests/store/test_races.py -k "racing_a_finish or racing_the_parents_end"
+	HOLDFAST_TEST_ROUNDS=10000 $(BIN)/python -m pytest tests/store/test_lane_races.py tests/store/test_dependency_races.py -k "racing_a_finish or racing_the_parents_end"
 
 test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
 	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
@@ -119,9 +120,10 @@ soak: setup ## Half of the load that this machine carries, for HOURS=0.5; memory
 requirements: .venv/.ready ## Write requirements/*.txt from constraints.txt: the hashes of all wheels, from the package index
 	$(BIN)/python -m scripts.requirements
 
-schema: setup ## Write the rules of a submission for Postgres, and the dumped schemas that the tests compare with
+schema: setup ## Write the rules of a submission for Postgres, raise the revisions of changed repeatable files, and write the dumped schemas that the tests compare with
 	$(BIN)/python -m scripts.submission_rules
-	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/store/test_migrate.py -k "dumped or revision"
+	$(BIN)/python -m scripts.revisions
+	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/store/test_migrate.py -k "dumped or revision or released"
 
 clean: ## Remove the virtual environment and caches
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .hypothesis .import_linter_cache $(SUPERVISOR)

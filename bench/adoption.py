@@ -46,7 +46,7 @@ async def bench(server: str) -> list[Figure]:
     killed = f"{RUNNING} attempts, worker killed"
     figures: list[Figure] = []
     for name, how, lock, limit, settings in (
-        (f"{killed} -9", signal.SIGKILL, True, 3.0, {}),
+        (f"{killed} -9", signal.SIGKILL, True, 0.5, {}),
         (f"{killed} -9, its lock file gone", signal.SIGKILL, False, TTL + REAP + 2.0, SHORT),
         (f"{killed} with SIGTERM", signal.SIGTERM, True, 2.0, {}),
     ):

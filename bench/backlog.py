@@ -18,7 +18,7 @@ RATE = (
     "SELECT n, (SELECT count(*) FROM ends WHERE at > first) / extract(epoch FROM last - first)::float8 AS rate"
     " FROM span"
 )
-"""Jobs that ended behind the first batch, by the time between the first end and the last: no process start in it."""
+"""Jobs that ended after the first batch, by the time between the first end and the last: no process start in it."""
 
 
 async def ours(site: Installation, slots: int) -> float:

@@ -55,7 +55,9 @@ LISTS = (
     "ls --kind run --queue none",
     "--tenant nobody ls",
 )
-WANTED = 500.0
+WANTED = 300.0
+HELP = 150.0
+FOUND = 500.0
 ANSWERED = 50.0
 
 
@@ -85,9 +87,13 @@ def lists(where: str, url: str, data: Path) -> Iterator[Figure]:
         env = {"HOLDFAST_URL": service.url, "HOLDFAST_DATA_DIR": str(data)}
         with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {service.admin}"}) as client:
             yield Figure(f"{where}: GET /v1/jobs?limit=20, a million jobs", answering(client), ANSWERED, unit=" ms")
+            oldest = client.get("/v1/jobs", params={"status": "failed", "limit": 1}).json()["items"][0]["id"]
         for name in LISTS:
             took = milliseconds(*name.split(), **env)
             yield Figure(f"{where}: holdfast {name}, a million jobs", took, WANTED, unit=" ms")
+        for part in (oldest, oldest[-12:]):
+            took = milliseconds("show", part, **env)
+            yield Figure(f"{where}: holdfast show, {len(part)} characters of an id", took, FOUND, unit=" ms")
 
 
 async def on_sqlite(folder: Path) -> list[Figure]:
@@ -146,7 +152,7 @@ def first_job(folder: Path) -> Figure:
 
 async def main() -> None:
     print(HEAD)
-    figures = [Figure("holdfast --help", milliseconds("--help"), 300.0, unit=" ms")]
+    figures = [Figure("holdfast --help", milliseconds("--help"), HELP, unit=" ms")]
     print(figures[0])
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         folder = Path(name)

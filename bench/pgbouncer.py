@@ -49,9 +49,9 @@ async def main() -> None:
     print(f"{'claim + finish':<20} {'100 + 100, jobs/s':>20} {'1 + 1, ms':>12}   (median of {ROUNDS} rounds, fsync on)")
     for (name, rate), wait in zip(rates.items(), waits.values(), strict=True):
         print(f"{name:<20} {statistics.median(rate):>20,.0f} {statistics.median(wait):>12.2f}")
-    (direct, through), (alone, behind) = rates.values(), waits.values()
+    (direct, through), (alone, waits_pooled) = rates.values(), waits.values()
     ratio = statistics.median(t / d for t, d in zip(through, direct, strict=True))
-    longer = statistics.median(b / a for b, a in zip(behind, alone, strict=True))
+    longer = statistics.median(b / a for b, a in zip(waits_pooled, alone, strict=True))
     print(f"{'ratio':<20} {ratio:>20.2f} {longer:>12.2f}")
 
 

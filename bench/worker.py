@@ -8,13 +8,26 @@ import sys
 
 from tests.support.cluster import cluster
 
-from bench import adoption, backlog, output, pickup_latency, processes, stop_latency
+from bench import (
+    adoption,
+    backlog,
+    output,
+    pickup_latency,
+    process_start,
+    processes,
+    several_processes,
+    silent_processes,
+    stop_latency,
+)
 from bench.figures import HEAD
 
 PARTS = {
     "drain": backlog,
+    "several": several_processes,
     "pickup": pickup_latency,
     "processes": processes,
+    "starts": process_start,
+    "silent": silent_processes,
     "adoption": adoption,
     "stops": stop_latency,
     "output": output,

@@ -51,15 +51,15 @@ VARIANTS = {
     # The second supervisor starts beside the first, as in the shortest story, or after it.
     "START_NOT_EXCLUSIVE": Variant(1, ("each attempt starts once", "one live attempt per job, one job per lane")),
     "NO_START_BY": Variant(2, ("no attempt starts after its end",)),
-    "NO_TOMBSTONE": Variant(4, ("no attempt starts after its end",)),
+    "FINISH_LEAVES_NO_MARKER": Variant(4, ("no attempt starts after its end",)),
     "SUPERVISOR_IGNORES_TOKEN": Variant(2, ("once an adoption is done, its former owner has no say",)),
     "CANCEL_CLEARED_AT_CLAIM": Variant(1, ("no attempt is claimed after a cancel was accepted",)),
     "REQUEUE_IGNORES_STOP": Variant(2, ("no attempt is claimed after a cancel was accepted",)),
     "LANE_LOOKS_BEFORE_LOCK": Variant(8, ("at a standstill every job has ended",)),
     "LANE_FORGETS_RETRY": Variant(2, ("a lane goes one at a time and in order",)),
     "NO_REAP": Variant(1, ("at a standstill every job has ended",)),
-    "ENDS_WITHOUT_MARK": Variant(1, ("nothing ends while it runs",)),
-    "SWEEP_LEAVES_NO_MARK": Variant(4, ("no attempt starts after its end",)),
+    "ENDS_WITHOUT_MARKER": Variant(1, ("nothing ends while it runs",)),
+    "SWEEP_LEAVES_NO_MARKER": Variant(4, ("no attempt starts after its end",)),
     "LOCK_IS_RUNNING": Variant(2, ("what never ran is not called lost",)),
     "SPEC_NOT_RENEWED": Variant(5, ("every job ends",)),
     "ADOPTER_GIVES_BACK": Variant(5, ("every job ends",)),
@@ -154,7 +154,7 @@ def check(
         _run(folder, "gcc", "-w", optimise, *kind, "-o", "pan", "pan.c")
         out = _run(folder, "./pan", f"-m{DEPTH}", "-w22", *search)
         failed = (folder / f"{SOURCE.name}.trail").exists()
-        told = _run(folder, "spin", *flags, "-t", SOURCE.name) if failed else ""
+        output = _run(folder, "spin", *flags, "-t", SOURCE.name) if failed else ""
     return Verdict(
         errors=int(_find(r"errors: (\d+)", out)),
         states=int(_find(r"(\d+) states, stored", out)),
@@ -163,20 +163,20 @@ def check(
         seconds=time.monotonic() - began,
         complete="Search not completed" not in out and "too small" not in out and "out of memory" not in out,
         unused=tuple(line for line in re.findall(r"lease\.pml:\d+, state \d+, .*", out) if "-end-" not in line),
-        broken=_broken(out, told),
-        story=_story(told),
+        broken=_broken(out, output),
+        story=_story(output),
     )
 
 
-def _broken(out: str, told: str) -> str:
-    """The property that did not hold: what is said behind the assertion that a trail ends with, or the formula."""
+def _broken(out: str, output: str) -> str:
+    """The property that did not hold: the comment after the assertion that a trail ends with, or the formula."""
     found = re.search(r"^pan:1: (.*) \(at depth", out, re.MULTILINE)
     if found is None:
         return ""
     if found[1] == "acceptance cycle":
         return _find(r"never claim\s+\+ \((\w+)\)", out).replace("_", " ")
     if found[1].startswith("assertion violated"):
-        return _said_behind(int(_find(r"lease\.pml:(\d+), Error: assertion violated", told)))
+        return _said_behind(int(_find(r"lease\.pml:(\d+), Error: assertion violated", output)))
     return found[1]
 
 
@@ -186,15 +186,15 @@ def _said_behind(number: int) -> str:
 
 
 def properties() -> set[str]:
-    """The names of all that the model asserts: comments behind assertions, and formulas."""
+    """The names of all that the model asserts: comments after assertions, and formulas."""
     text = SOURCE.read_text()
     asserted = [_said_behind(number) for number, line in enumerate(text.splitlines(), 1) if "assert(" in line]
     return {*asserted, *(name.replace("_", " ") for name in re.findall(r"^ltl (\w+)", text, re.MULTILINE))}
 
 
-def _story(told: str) -> str:
+def _story(output: str) -> str:
     lines = (
-        told.partition("spin: trail ends")[0]
+        output.partition("spin: trail ends")[0]
         .replace("<<<<<START OF CYCLE>>>>>", "and from here on for ever:")
         .splitlines()
     )

@@ -1,17 +1,17 @@
 /* The lease protocol: two workers, two jobs of one lane, their supervisors, a reaper, a person.
  *
  * What is here, what is left out, and how to read a trail: docs/model.md. The names are those of the code: `claim`, `start`,
- * `finish` and so on are the statements of store/sql/<dialect>/leases.sql, a worker's steps are those of worker/attempt_execution.py, a
+ * `finish` and so on are the statements of store/sql, a worker's steps are those of worker/attempt_execution.py, a
  * folder is the attempt folder of docs/supervisor.md.
  *
  * A step is atomic where the code has one statement, one system call, or one lock. Between two steps of a process the others may
  * take any number of theirs: so every worker may be killed or stopped between any two of its steps, and wake much later.
  *
  * The protocol is broken on purpose by -DNO_FENCE and so on (see VARIANTS in check.py): each must be caught, by the property named
- * there. A property's name is the comment behind its assertion, or the name of its formula.
+ * there. A property's name is the comment after its assertion, or the name of its formula.
  */
 
-/* How much goes wrong: see the scenes at the end. Whatever goes wrong befalls job 0; job 1 waits behind it in its lane. */
+/* How much goes wrong: see the scenes at the end. Whatever goes wrong befalls job 0; job 1 waits after it in its lane. */
 byte attempts = 1; /* that job 0 may use */
 byte crashes; /* workers killed; a new one takes the place */
 byte expires; /* leases that run out while their owner lives: it was stopped, or its beats did not arrive */
@@ -121,7 +121,7 @@ typedef Message {
   byte changes;
   mtype:end end = NOT_YET;
 };
-Message sent[WORKERS + 1]; /* behind the workers': what a dead one had sent */
+Message sent[WORKERS + 1]; /* after those of the workers: what a dead one had sent */
 
 /* ---- lanes: the one function that moves them; its caller holds the lane's lock ---- */
 
@@ -374,8 +374,8 @@ end_of_work:
         who[w].end = STOPPED;
         who[w].step = FINISH
       :: who[w].hears && who[w].adopted ->
-#ifdef ENDS_WITHOUT_MARK
-        printf("worker %d ends the attempt without a start, and leaves no mark\n", w);
+#ifdef ENDS_WITHOUT_MARKER
+        printf("worker %d ends the attempt without a start, and leaves no marker\n", w);
         who[w].end = STOPPED;
         who[w].step = FINISH
 #else
@@ -473,7 +473,7 @@ end_of_work:
       at[mine].token = 0;
       at[mine].changes = 0;
       at[mine].exit = NOT_YET;
-#ifdef NO_TOMBSTONE
+#ifdef FINISH_LEAVES_NO_MARKER
       at[mine].begun = 0;
 #else
       at[mine].begun = (at[mine].begun && who[w].adopted);
@@ -735,7 +735,7 @@ end_of_sweep:
         at[f].voids = 0;
         at[f].token = 0;
         at[f].changes = 0;
-#ifdef SWEEP_LEAVES_NO_MARK
+#ifdef SWEEP_LEAVES_NO_MARKER
         at[f].begun = 0;
 #endif
         at[f].exit = NOT_YET

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from scripts.python_reference import entries as python_entries
+from scripts.python_reference import errors as python_errors
 
 from holdfast import errors
 from holdfast.api import openapi
@@ -19,6 +21,7 @@ from holdfast.catalogue import ACTIONS, CODES, EVENTS, FREE
 from holdfast.cli.main import app
 from holdfast.config import PLATFORM_VARIABLES, PREFIX, Settings
 from holdfast.store.migrate import migrations
+from holdfast.store.repeatable import repeatables
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -116,7 +119,8 @@ def cli() -> str:
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, command
     for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, (*path, name))
+        if not inner.hidden:
+            yield from commands(inner, (*path, name))
 
 
 def _command(path: tuple[str, ...], command: Any) -> Iterator[str]:
@@ -190,11 +194,15 @@ def _shape(schema: Mapping[str, Any]) -> Iterator[str]:
         return
     required = set(schema.get("required", ()))
     rows = [
-        (code(name), _type(one), "required" if name in required else f"default {code(json.dumps(one.get('default')))}")
+        (code(name), _type(one), "required" if name in required else _default(one))
         for name, one in schema.get("properties", {}).items()
     ]
     if rows:
         yield table(("field", "type", ""), rows)
+
+
+def _default(one: Mapping[str, Any]) -> str:
+    return f"default {code(json.dumps(one['default']))}" if "default" in one else "may be left out"
 
 
 def _type(schema: Mapping[str, Any]) -> str:
@@ -226,6 +234,22 @@ BOUNDS = {
 }
 
 
+# Python
+
+
+def python() -> str:
+    rows = [(code(name), code(kind.__mro__[1].__name__), more, text) for name, kind, more, text in python_errors()]
+    return page(
+        "Python",
+        "Every public name, imported from `holdfast`. How they are used: [Python](../python.md), "
+        "[functions](../functions.md), [transactions](../transactions.md).",
+        *python_entries(),
+        "## Errors\n\nEach has `code`, `status` (over HTTP) and `message`, as in [errors](errors.md). "
+        "`holdfast.errors` is the module that most of them are defined in.",
+        table(("error", "is a", "attributes", "means"), rows),
+    )
+
+
 # Errors, events
 
 
@@ -251,10 +275,8 @@ def _below(kind: type[errors.HoldfastError]) -> Iterator[type[errors.HoldfastErr
 
 
 def _about(kind: type) -> str:
-    """What the tree at the top of the module says of an error, else the error itself."""
-    line = next(line for line in (errors.__doc__ or "").splitlines() if re.search(rf"\b{kind.__name__}\b", line))
-    text = re.sub(r"\s+\d{3}$", "", line.partition(kind.__name__)[2]).strip()
-    return text or (kind.__doc__ or "the database cannot be reached").strip().rstrip(".")
+    text = (kind.__doc__ or "").partition("\n\n")[0].rstrip(".")
+    return text[:1].lower() + text[1:] if not text[1:2].isupper() else text
 
 
 def _exits() -> str:
@@ -290,8 +312,8 @@ def audit() -> str:
 
 def schema() -> str:
     database = sqlite3.connect(":memory:")
-    for migration in migrations("sqlite"):
-        database.executescript(migration.sql)
+    for sql in [*(one.sql for one in migrations("sqlite")), *(one.sql for one in repeatables("sqlite"))]:
+        database.executescript(sql)
     there = _postgres()
     parts = [
         "The tables, for people with SQL. Read them as you like (`job_records` and `job_events` are made for it); "
@@ -348,6 +370,7 @@ def modules() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "settings.md": settings,
     "cli.md": cli,
+    "python.md": python,
     "http.md": http,
     "errors.md": problems,
     "events.md": events,

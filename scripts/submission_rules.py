@@ -25,7 +25,7 @@ from holdfast.submission import (
     Submission,
 )
 
-FILE = Path(__file__).parents[1] / "src/holdfast/store/sql/postgres/repeatable/submission_rules.sql"
+FILE = Path(__file__).parents[1] / "src/holdfast/store/sql/repeatable/postgres/submission_rules.sql"
 HEAD = """\
 -- What may be in the fields of a submission. Written by `make schema` from the types in Python; do not edit.
 -- `expected` is how an error message names the type; `null` says that null stands for a field that is left out.

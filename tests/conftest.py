@@ -30,6 +30,7 @@ from tests.support.worker_processes import WorkerProcesses, worker_processes_on
 
 T = TypeVar("T")
 
+TESTS = Path(__file__).parent
 TEMPLATE = "holdfast_template"
 TABLES = [
     f"holdfast.{name}"
@@ -48,17 +49,20 @@ ALLOWED_SKIPS = (
 )
 """Reasons to skip a test that CI accepts: no root, an older Python, no systemd."""
 LONGEST = (
-    "test_torture", "test_worker_crash", "test_docker_adoption", "test_races", "test_worker_outage",
-    "test_worker_hosts", "test_pipeline_crash", "test_docker_engine", "test_wheel", "test_client_outage", "test_docker",
-    "test_service_crash", "test_crash", "test_readme", "test_pipeline_docker", "test_stateful",
-    "test_pipeline_postgres", "test_hostile_files", "test_cli", "test_audit", "test_lease_model",
+    "test_torture", "test_worker_crash", "test_docker_adoption", "test_lane_races", "test_worker_outage",
+    "test_worker_hosts", "test_pipeline_crash", "test_dependency_races", "test_docker_engine", "test_wheel",
+    "test_client_outage", "test_mixed_races", "test_docker", "test_service_crash", "test_crash", "test_lease_races",
+    "test_readme", "test_pipeline_docker", "test_stateful", "test_stop_races", "test_pipeline_postgres",
+    "test_hostile_files", "test_cli", "test_audit_kills", "test_sqlite_races", "test_audit", "test_lease_model",
     "test_supervisor_build", "test_supervisor_fuzz",
 )  # fmt: skip
 SLOW = (
     "test_disk_full", "test_prepared_database", "test_systemd", "test_up", "test_hostile", "test_hostile_escape",
-    "test_hostile_submitter", "test_stream", "test_connections", "test_serve", "test_conformance", "test_requirements",
-    "test_protocol", "test_cli_worker", "test_cli_json", "test_file_modes", "test_postgres", "test_submit_function",
-    "test_submit_in_transaction", "test_audit_http", "test_stream_readers", "test_plugins",
+    "test_hostile_submitter", "test_stream", "test_stream_outages", "test_connections", "test_serve",
+    "test_conformance", "test_requirements", "test_protocol", "test_cli_worker", "test_cli_json", "test_file_modes",
+    "test_postgres", "test_submit_function", "test_submit_in_transaction", "test_submit_in_transaction_waits",
+    "test_submit_in_transaction_postgres", "test_submit_in_transaction_sqlite", "test_audit_http",
+    "test_stream_readers", "test_plugins", "test_framework_examples", "test_python_pages",
 )  # fmt: skip
 """Files that start servers, workers or programs, though no fixture says so: not in the quick tier."""
 QUICK = "quick"
@@ -109,7 +113,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: n for n, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     for item in items:
-        item.add_marker(item.path.parent.name)
+        item.add_marker(item.path.relative_to(TESTS).parts[0])
         if is_quick(item):
             item.add_marker(QUICK)
 

@@ -16,9 +16,11 @@ import msgspec
 
 from holdfast.duties.reaper import Reaper
 from holdfast.runner.process import ProcessRunner
+from holdfast.runner.process_staging import ProcessStaging
 from holdfast.runner.state_folder import WorkerLocks
 from holdfast.store import gates, lanes, queries
 from holdfast.store.events import Events
+from holdfast.store.sql_entries import Dialect
 from holdfast.worker import attempt_execution, attempt_start
 from holdfast.worker.attempt_start import AttemptStarter
 from holdfast.worker.held_leases import HeldLease
@@ -56,7 +58,7 @@ def edit(name: str, old: str, new: str, dialect: str = "sqlite") -> None:
     """Change the text of a statement in the statements that are loaded from now on."""
     load = queries.load
 
-    def changed(asked: queries.Dialect) -> dict[str, queries.NamedQuery]:
+    def changed(asked: Dialect) -> dict[str, queries.NamedQuery]:
         found = load(asked)
         if asked == dialect:
             query = found[name]
@@ -74,12 +76,13 @@ def finish_without_fence() -> None:
 
 
 def no_token_growth_at_reap() -> None:
-    edit("reap", "token = token + 1", "token = token + 0")
+    edit("reap", "token = j.token + 1", "token = j.token + 0")
 
 
 def stop_cleared_at_claim() -> None:
     """A requeue keeps the stop request, and the next claim clears it."""
-    edit("finish", "WHERE status = 'queued'\n  AND stop_kind IS NOT NULL", "WHERE 0")
+    edit("finish", "j.stop_kind IS NOT NULL", "0")
+    edit("finish", "i.status = 'queued' AND j.stop_kind IS NULL", "i.status = 'queued'")
     edit("take", "queue_deadline_at = NULL,", "queue_deadline_at = NULL, stop_kind = NULL, stop_phase = NULL,")
 
 
@@ -109,17 +112,17 @@ def adoption_that_restarts() -> None:
 
 def start_that_is_not_exclusive() -> None:
     """A start takes no lock: it may be late, and replaces what another worker started."""
-    stage, spec = ProcessRunner._stage, ProcessRunner._spec
+    start, spec = ProcessRunner.start, ProcessStaging._spec
 
-    def staged(self: ProcessRunner, folder: Any, request: Any) -> None:
+    async def started(self: ProcessRunner, request: Any, confirm: Any) -> Any:
         _put_aside(self, request.identity)
-        stage(self, folder, request)
+        return await start(self, request, confirm)
 
     async def trusts(*_: object, **__: object) -> None:
         return None
 
-    ProcessRunner._stage = staged  # type: ignore[method-assign]
-    ProcessRunner._spec = lambda self, folder, request, runs_as: msgspec.structs.replace(  # type: ignore[method-assign]
+    ProcessRunner.start = started  # type: ignore[method-assign]
+    ProcessStaging._spec = lambda self, folder, request, runs_as: msgspec.structs.replace(  # type: ignore[method-assign]
         spec(self, folder, request, runs_as), start_by=FOREVER
     )
     for module in (attempt_start, attempt_execution):
@@ -166,7 +169,7 @@ def neighbours_taken_for_dead() -> None:
 
 def key_taken_by_a_resume() -> None:
     """An old build that is resumed takes the reuse key from the good one."""
-    edit("take_reuse_key", "THEN job_id", "THEN NULL")
+    edit("take_reuse_key", "THEN r.job_id", "THEN NULL")
 
 
 def reaper_without_doubts() -> None:

@@ -53,11 +53,11 @@ async def end_worker(installation: Installation, rng: random.Random) -> None:
     """Tell a worker to leave; it hands over."""
     if (part := _any_worker(installation, rng)) is not None:
         part.up_at = boottime() + rng.choice([0.0, 1.0, 5.0])
-        told = part.id
+        noted = part.id
         _tell(installation, part)
         if rng.random() < 0.2:
             await asyncio.sleep(rng.uniform(0.0, 0.3))
-            if part.id == told:
+            if part.id == noted:
                 _tell(installation, part)
 
 

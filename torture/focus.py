@@ -22,7 +22,7 @@ class Focus:
     step: str = ""
     """The one step to wait at; empty: any."""
     lingers: str = ""
-    """The statement behind which transactions linger, on Postgres: between a look and the act."""
+    """The statement after which transactions linger, on Postgres: between a check and the action."""
     profile: Profile = "mixed"
     runners: Sequence[str] = ("process",)
     one_host: bool = False

@@ -116,7 +116,7 @@ class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Follow(msgspec.Struct, kw_only=True):
-    """What one connection of a follower got: events behind `after`, by number and type."""
+    """What one connection of a follower got: events after `after`, by number and type."""
 
     job: str
     after: int

@@ -23,6 +23,7 @@ from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 
 from holdfast.store.store import sqlite_path
+from holdfast.worker.pipeline_execution import SNAPSHOT_CHANGED
 from torture import clocks
 from torture.history import HARNESS, Fault, History, Lag, ProcessExit, boottime
 from torture.postgres_pipelines import QUEUE
@@ -50,7 +51,7 @@ MOST_STOPPED = 2
 """Workers in the hands of faults above which none is stopped at a step: somebody has to be there to adopt."""
 DEADLOCK, DETAILS = "deadlock detected", 12
 MENDED = "repaired a stuck gate"
-DAMAGED = re.compile(r"snapshot ([0-9a-f]{64}) is not what was published")
+DAMAGED = re.compile(SNAPSHOT_CHANGED % "([0-9a-f]{64})")
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Installation:
     step: str = ""
     """The one step to wait at; empty: any."""
     lingers: str = ""
-    """The statement behind which transactions linger, on Postgres."""
+    """The statement after which transactions linger, on Postgres."""
     one_host: bool = False
     """Whether all workers are on host a, where each can adopt what another left."""
     proxies: dict[str, Proxy] = field(default_factory=dict)

@@ -30,7 +30,7 @@ note() {
   if [ -n "$PORT" ]; then echo "$line" | nc 127.0.0.1 "$PORT"; else echo "$line" >> "$JOURNAL"; fi
 }
 note start
-[ "$(cat made whole 2> /dev/null)" = "$BEHIND" ] || note spoilt
+[ "$(cat made whole 2> /dev/null)" = "$EARLIER" ] || note spoilt
 echo "$TRAIL" >> made || exit 9
 echo half > "$HOLDFAST_WORK_DIR/output/$TRAIL" || exit 9
 while [ $n -lt "$LINES" ]; do
@@ -64,7 +64,7 @@ Body = dict[str, Any]
 
 
 def steps(trail: str) -> list[str]:
-    """The trails of all tasks up to this one: `c7.a.b` has `c7.a` behind it."""
+    """The trails of all tasks up to this one: `c7.a.b` comes after `c7.a`."""
     parts = trail.split(".")
     return [".".join(parts[: n + 1]) for n in range(1, len(parts))]
 
@@ -127,7 +127,7 @@ class Chains:
         self._drawn = 0
 
     def draw(self, *, docker: bool) -> Body:
-        """One pipeline: a chain from its root, or behind a snapshot that is there."""
+        """One pipeline: a chain from its root, or after a snapshot that exists."""
         rng = self._rng
         kind = CONTAINER if docker else SERVED if rng.random() < self._served else PLAIN
         epoch, self._drawn = self._drawn // EPOCH, self._drawn + 1
@@ -162,12 +162,12 @@ class Chains:
 
     def _task(self, trail: str) -> Body:
         """What the trail says, and nothing else: jobs that name it mean the same."""
-        behind = steps(trail)[:-1]
+        before = steps(trail)[:-1]
         if trail.startswith(SERVED):
-            return postgres_pipelines.task(trail, behind, lines(trail), self._journal)
+            return postgres_pipelines.task(trail, before, lines(trail), self._journal)
         env = {
             "TRAIL": trail,
-            "BEHIND": "\n".join([*behind, *behind[-1:]]),
+            "EARLIER": "\n".join([*before, *before[-1:]]),
             "LINES": str(lines(trail)),
             "PACE": "0.3" if lines(trail) > 4 else "0.05",
             "FLAKY": "1" if zlib.crc32(trail.encode()) % 5 == 0 else "",
@@ -209,10 +209,10 @@ async def read_snapshots(installation: Installation) -> None:
     """
     (rows,) = await fetch(installation.url, SNAPSHOTS)
     folders = SnapshotFolders.below(installation.shared)
-    standing = {str(row["folder"]) for row in rows}
-    folders.sweep(standing, grace=0.0)
+    recorded = {str(row["folder"]) for row in rows}
+    folders.sweep(recorded, grace=0.0)
     temporary = folders.root / TEMPORARY
-    installation.history.unnamed = [name for name in folders.names() if name not in standing]
+    installation.history.unnamed = [name for name in folders.names() if name not in recorded]
     installation.history.unnamed += _without_their_snapshot(folders)
     installation.history.unnamed += sorted(path.name for path in temporary.iterdir()) if temporary.is_dir() else []
     for row in rows:

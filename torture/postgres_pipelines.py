@@ -48,8 +48,8 @@ def possible() -> bool:
     return False
 
 
-def task(trail: str, behind: list[str], lines: int, journal: str) -> dict[str, Any]:
-    env = {"TRAIL": trail, "STEPS": "\n".join(behind), "LINES": str(lines), "JOURNAL": journal}
+def task(trail: str, before: list[str], lines: int, journal: str) -> dict[str, Any]:
+    env = {"TRAIL": trail, "STEPS": "\n".join(before), "LINES": str(lines), "JOURNAL": journal}
     return {"name": trail, "command": ["sh", "-c", SCRIPT], "env": env}
 
 

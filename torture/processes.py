@@ -12,7 +12,7 @@ import msgspec
 from tests.support.docker_engine import DockerEngine
 
 ROOT = Path(__file__).parent.parent
-LAST_WORDS = 4000
+LAST_OUTPUT = 4000
 
 
 class Part:
@@ -52,7 +52,7 @@ class Part:
         """Return the last log lines of its current process."""
         with self.log.open("rb") as log:
             log.seek(self._said)
-            return log.read()[-LAST_WORDS:].decode(errors="replace")
+            return log.read()[-LAST_OUTPUT:].decode(errors="replace")
 
     def signal(self, number: int) -> None:
         if self.process is not None and self.alive:
@@ -133,7 +133,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process behind its name; nothing if it is gone."""
+    """The fields of /proc/PID/stat after the process's name; none if it is gone."""
     return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
 
 

@@ -55,7 +55,7 @@ class Plan:
     """The one step to wait at; empty: any."""
     profile: Profile = "mixed"
     lingers: str = ""
-    """The statement behind which transactions linger, on Postgres."""
+    """The statement after which transactions linger, on Postgres."""
     one_host: bool = False
     """Whether all workers are on one host."""
     breaking: str = ""

@@ -77,11 +77,11 @@ async def capacity(installation: Installation, caller: Caller) -> float:
     return float(row["n"] / (time.monotonic() - began))
 
 
-async def load(caller: Caller, rate: float, course: SoakPlan) -> None:
+async def load(caller: Caller, rate: float, plan: SoakPlan) -> None:
     """Submit at a steady rate but for the pauses."""
     began, before, due, size = time.monotonic(), 0.0, 0.0, caller.size()
-    while (now := time.monotonic() - began) < course.seconds:
-        due += 0.0 if course.pauses(now) else (now - before) * rate
+    while (now := time.monotonic() - began) < plan.seconds:
+        due += 0.0 if plan.pauses(now) else (now - before) * rate
         before = now
         if due < size:
             await asyncio.sleep(min(0.2, (size - due) / rate))
@@ -98,18 +98,18 @@ class Removed:
     first: float = 0.0
 
 
-async def prune_on(url: str, store: Store, course: SoakPlan, removed: Removed, over: asyncio.Event) -> None:
+async def prune_on(url: str, store: Store, plan: SoakPlan, removed: Removed, over: asyncio.Event) -> None:
     """Remove what ended longer ago than it is kept, again and again: the duty of a worker does it every ten minutes."""
-    pruner = Pruner(store, Retention(ages=dict.fromkeys(TERMINAL, course.keep), grace=course.keep))
+    pruner = Pruner(store, Retention(ages=dict.fromkeys(TERMINAL, plan.keep), grace=plan.keep))
     began, going = time.monotonic(), True
     while going:
         if pruner.at_end:
-            await age_keys(url, course.keep)
+            await age_keys(url, plan.keep)
         gone = await pruner.run_once()
         if gone and not removed.count:
             removed.first = time.monotonic() - began
         removed.count += gone
-        going = await _goes_on(over, course.every if pruner.at_end else pruner.rest)
+        going = await _goes_on(over, plan.every if pruner.at_end else pruner.rest)
 
 
 async def age_keys(url: str, keep: float) -> None:
@@ -138,13 +138,13 @@ class Followed:
 
 
 async def sample_on(
-    installation: Installation, course: SoakPlan, samples: Samples, followed: Followed, over: asyncio.Event
+    installation: Installation, plan: SoakPlan, samples: Samples, followed: Followed, over: asyncio.Event
 ) -> None:
     going = True
     while going:
         await gauges.read(installation, samples)
         followed.take(installation.history.follows)
-        going = await _goes_on(over, course.every)
+        going = await _goes_on(over, plan.every)
 
 
 async def _goes_on(over: asyncio.Event, seconds: float) -> bool:
@@ -172,17 +172,17 @@ class Findings:
     followed: Followed = field(default_factory=Followed)
     samples: Samples = field(default_factory=Samples)
 
-    def well(self, course: SoakPlan) -> bool:
+    def well(self, plan: SoakPlan) -> bool:
         """Whether all is flat and nothing went wrong; and whether that says something."""
         wrong = self.left or self.samples.most(FAILED) or self.doubled or self.followed.torn or self.fallen
         tried = self.removed.count and self.followed.streams and self.repeated
-        return bool(not wrong and tried and not self._grown(course))
+        return bool(not wrong and tried and not self._grown(plan))
 
-    def said(self, course: SoakPlan) -> Sequence[str]:
-        drifts, grown = self.samples.drifts(course.seconds), self._grown(course)
+    def said(self, plan: SoakPlan) -> Sequence[str]:
+        drifts, grown = self.samples.drifts(plan.seconds), self._grown(plan)
         removed, failed = self.removed, self.samples.most(FAILED)
         return [
-            f"{self.most:.0f} jobs/s at most; {self.submitted} jobs at half of that in {course.seconds / 60:.0f} min",
+            f"{self.most:.0f} jobs/s at most; {self.submitted} jobs at half of that in {plan.seconds / 60:.0f} min",
             *map(str, drifts),
             f"{removed.count} jobs were pruned, the first after {removed.first:.0f} s",
             f"{self.left} jobs have not ended; {failed:.0f} failed",
@@ -192,17 +192,17 @@ class Findings:
             "flat" if not grown else f"{len(grown)} of {len(drifts)} lines grow",
         ]
 
-    def _grown(self, course: SoakPlan) -> Sequence[Drift]:
-        return [drift for drift in self.samples.drifts(course.seconds) if not drift.flat]
+    def _grown(self, plan: SoakPlan) -> Sequence[Drift]:
+        return [drift for drift in self.samples.drifts(plan.seconds) if not drift.flat]
 
 
-async def soak(course: SoakPlan, store_kind: str) -> Findings:
+async def soak(plan: SoakPlan, store_kind: str) -> Findings:
     """Soak an installation."""
     history = History(seed=0, store=store_kind, ttl=TTL)
-    settings = {"RETENTION_DAYS": str(course.keep / 86_400)}
+    settings = {"RETENTION_DAYS": str(plan.keep / 86_400)}
     async with (
         running_installation(
-            history, store_kind, settings=settings, postgres_settings=[f"autovacuum_naptime={course.vacuum}"]
+            history, store_kind, settings=settings, postgres_settings=[f"autovacuum_naptime={plan.vacuum}"]
         ) as installation,
         await open_store(installation.url, listen=False) as store,
         contextlib.aclosing(Caller([installation.url_of(name) for name in SERVERS], random.Random(0))) as caller,
@@ -210,22 +210,22 @@ async def soak(course: SoakPlan, store_kind: str) -> Findings:
         most = await capacity(installation, caller)
         before = caller.submitted
         found = Findings(most=most)
-        await _soak(installation, store, caller, course, found)
+        await _soak(installation, store, caller, plan, found)
         found.left = await _left(installation)
         found.submitted = caller.submitted - before
         found.repeated, found.doubled, found.fallen = caller.repeated, caller.doubled, len(history.exits)
     return found
 
 
-async def _soak(installation: Installation, store: Store, caller: Caller, course: SoakPlan, found: Findings) -> None:
+async def _soak(installation: Installation, store: Store, caller: Caller, plan: SoakPlan, found: Findings) -> None:
     """The load, and all that goes on beside it; nothing of that is cut off in the middle."""
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(sample_on(installation, course, found.samples, found.followed, over))
-        group.create_task(prune_on(installation.url, store, course, found.removed, over))
+        group.create_task(sample_on(installation, plan, found.samples, found.followed, over))
+        group.create_task(prune_on(installation.url, store, plan, found.removed, over))
         for n in range(FOLLOWERS):
             group.create_task(follow_on(installation, caller.known, random.Random(n)))
-        await load(caller, found.most / 2, course)
+        await load(caller, found.most / 2, plan)
         over.set()
         installation.calm = True
     found.followed.take(installation.history.follows)
@@ -245,11 +245,11 @@ def main() -> None:
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="postgres")
     parser.add_argument("--out", type=Path, default=Path("soak.svg"))
     given = parser.parse_args()
-    course = SoakPlan(given.hours * 3600)
-    found = asyncio.run(soak(course, given.store))
-    given.out.write_text(svg(found.samples.panels(course.seconds)))
-    print("\n".join([*found.said(course), f"drawn in {given.out}"]))
-    sys.exit(0 if found.well(course) else 1)
+    plan = SoakPlan(given.hours * 3600)
+    found = asyncio.run(soak(plan, given.store))
+    given.out.write_text(svg(found.samples.panels(plan.seconds)))
+    print("\n".join([*found.said(plan), f"drawn in {given.out}"]))
+    sys.exit(0 if found.well(plan) else 1)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Probe(Protocol):
         """Whether no worker holds a lock: one that is stopped inside a transaction would block the submit for ever."""
 
     async def settle(self) -> None:
-        """Let what the submit left behind not fall into the measurement: statistics and a checkpoint."""
+        """Do the work that the submit left, statistics and a checkpoint, before the measurement."""
 
     def cpu(self) -> float:
         """CPU seconds of the database server so far."""
@@ -142,7 +142,7 @@ class Postgres:
     async def drop(self, name: str) -> None:
         await self._admin(f"DROP DATABASE {name} WITH (FORCE)")
 
-    async def told(self, setting: str) -> str:
+    async def shown(self, setting: str) -> str:
         admin = await asyncpg.connect(self.url)
         try:
             return str(await admin.fetchval(f"SHOW {setting}"))

@@ -157,8 +157,8 @@ def kept(results: Results) -> list[str]:
     for name, peer in PEERS.items():
         counted = results.parts["drain"].kept.get(name)
         if counted is not None:
-            told = ", ".join(f"{count:,} {what}" for what, count in counted.items()) or "no job is left"
-            lines.append(f"| {peer.name} | {told} |")
+            counts = ", ".join(f"{count:,} {what}" for what, count in counted.items()) or "no job is left"
+            lines.append(f"| {peer.name} | {counts} |")
     return [*lines, ""]
 
 

@@ -36,14 +36,14 @@ def _node_version(folder: Path, name: str) -> str:
 async def machine(keepers: Keepers) -> dict[str, str]:
     """What the figures depend on."""
     settings = ("server_version", "fsync", "synchronous_commit", "shared_buffers")
-    told = {f"Postgres {name}": await keepers.postgres.told(name) for name in settings}
+    shown = {f"Postgres {name}": await keepers.postgres.shown(name) for name in settings}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cpu = await asyncio.to_thread(_cpu)
     return {
         "processors": f"{os.cpu_count()} × {cpu}",
         "memory": f"{memory:.0f} GB",
         "Linux": platform.release(),
-        **told,
+        **shown,
     }
 
 

@@ -1,4 +1,4 @@
-"""`python -m scripts.mutation.bounded SECONDS COMMAND…`: run a command with a time limit, and leave nothing behind.
+"""`python -m scripts.mutation.bounded SECONDS COMMAND…`: run a command with a time limit, and leave nothing running.
 
 Supervisors outlive the worker that started them, by design. Here they become children of this process (a subreaper) and
 are killed with the rest. The exit code is the command's, or 124 if the time was over.

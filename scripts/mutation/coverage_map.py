@@ -20,7 +20,9 @@ from scripts.mutation.tree import ROOT, Result, Tree
 TESTS = ("tests/unit", "tests/store", "tests/worker", "tests/service", "tests/cli", "tests/crash")
 """The tiers whose tests use the store or a worker."""
 IGNORED = (
-    "tests/store/test_races.py", "tests/worker/test_worker_hosts.py",
+    "tests/store/test_lease_races.py", "tests/store/test_lane_races.py", "tests/store/test_dependency_races.py",
+    "tests/store/test_stop_races.py", "tests/store/test_mixed_races.py", "tests/store/test_sqlite_races.py",
+    "tests/worker/test_worker_hosts.py",
     "tests/service/test_systemd.py", "tests/service/test_connections.py", "tests/service/test_client_outage.py",
     "tests/service/test_openapi.py", "tests/crash/test_service_crash.py",
 )  # fmt: skip
@@ -73,11 +75,12 @@ class CoverageMap(msgspec.Struct, frozen=True):
     def tests_of(self, mutant: Mutant) -> list[str]:
         """The tests that execute a mutant: those of the file's name first, then the quick ones, each by duration."""
         named = f"test_{PurePath(mutant.path).stem}.py"
-        found = self.units.get(mutant.unit, []) if mutant.unit else self._of_file(mutant.path)
+        units = sql_code.units_of(mutant.unit)
+        found = sorted({t for u in units for t in self.units.get(u, [])}) if mutant.unit else self._of_file(mutant.path)
         if not found:  # Perhaps a program executes it that a test starts with an environment of its own.
             found = [test for test in self.seconds if f"/{named}::" in test]
         if mutant.path.endswith(".sql"):
-            found = [test for test in found if _speaks(test, sql_code.dialect_of(mutant.path))]
+            found = [test for test in found if _speaks(test, sql_code.dialect_of(mutant.where))]
         quick = set(self.quick)
         return sorted(
             (test for test in found if test in self.seconds and test not in self.failed),
@@ -89,10 +92,10 @@ class CoverageMap(msgspec.Struct, frozen=True):
         return sorted({test for unit, tests in self.units.items() if unit.startswith(f"{path}:") for test in tests})
 
 
-def _speaks(test: str, dialect: str) -> bool:
-    """Whether a test may run on a dialect; one that names none may run on both."""
+def _speaks(test: str, dialect: str | None) -> bool:
+    """Whether a test may run on a dialect, or on any; one that names none may run on both."""
     parameters = test.partition("[")[2]
-    return dialect in parameters or not any(other in parameters for other in ("sqlite", "postgres"))
+    return dialect is None or dialect in parameters or not any(other in parameters for other in ("sqlite", "postgres"))
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -106,7 +109,7 @@ def code_digest(root: Path) -> str:
     """Of everything that can change the whole map: the package, and what all tests share."""
     folders = (root / "src/holdfast", root / "tests/support")
     found = [path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".sql"}]
-    return digest([*sorted(found), root / "tests/conftest.py"])
+    return digest([*sorted(found), *sorted((root / "tests").rglob("conftest.py"))])
 
 
 def measured_files(root: Path) -> dict[str, str]:
@@ -170,7 +173,7 @@ def read_hits(lines: Iterable[str]) -> dict[str, set[str]]:
 
 def statement_names(root: Path) -> set[str]:
     texts = [(root / path).read_text() for path in files(root) if path.endswith(".sql")]
-    return {name for text in texts for name in sql_code.NAME.findall(text)}
+    return {name for text in texts for kind, name in sql_code.NAME.findall(text) if kind == "name"}
 
 
 def instrumented(path: str, source: bytes, names: set[str], *, measured: bool) -> str:

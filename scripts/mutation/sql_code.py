@@ -7,17 +7,18 @@ only a race could tell.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from scripts.mutation.mutant import Edit, Mutant, numbered, squeezed
 
 from holdfast.model import Status
+from holdfast.store.sql_entries import including
 
 TOKEN = re.compile(
-    r"(?P<comment>--[^\n]*)|(?P<text>'(?:[^']|'')*')|(?P<number>\b\d+(?:\.\d+)?\b)|(?P<word>::?\w+|[A-Za-z_]\w*)"
+    r"(?P<comment>--[^\n]*|/\*.*?\*/)|(?P<text>'(?:[^']|'')*')|(?P<number>\b\d+(?:\.\d+)?\b)|(?P<word>::?\w+|[A-Za-z_]\w*)"
     r"|(?P<operator>->>|->|<=|>=|<>|!=|\|\||@>|<@|=>|[-=<>+*/(),;.\[\]%?&|#])"
 )
-NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+NAME = re.compile(r"^-- (name|fragment): (\w+)\n", re.MULTILINE)
+PART = re.compile(r"^-- (sqlite|sqlite precheck|postgres only)\n", re.MULTILINE)
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "=": "<>", "<>": "="}
 STATUSES = [f"'{status.value}'" for status in Status]
 FLIPS = {"true": "false", "false": "true", "TRUE": "FALSE", "FALSE": "TRUE", "0": "1", "1": "0"}
@@ -44,16 +45,41 @@ def mutants(path: str, source: bytes) -> list[Mutant]:
     found: list[Mutant] = []
     for name, following in zip(names, [*names[1:], None], strict=False):
         end = following.start() if following else len(text)
-        found += _of_statement(path, text, name.group(1), name.end(), end)
+        found += _of_entry(path, text, (name[1], name[2]), name.end(), end)
     return numbered(sorted(found, key=lambda mutant: (mutant.edit.start, mutant.edit.end, mutant.edit.text)))
 
 
-def dialect_of(path: str) -> str:
-    return PurePath(path).parent.name
+def dialect_of(where: str) -> str | None:
+    """Return the dialect of a mutated place; None if both run it."""
+    found = re.search(r"\((postgres|sqlite)\)$", where)
+    return found and found[1]
 
 
-def _of_statement(path: str, text: str, name: str, start: int, end: int) -> Iterator[Mutant]:
-    where = f"{name} ({dialect_of(path)})"
+def units_of(unit: str) -> list[str]:
+    """Return the statements whose tests execute a unit: those that include a fragment, or the statement itself."""
+    kind, _, name = unit.partition(":")
+    return [f"sql:{entry}" for entry in including(name)] if kind == "fragment" else [unit]
+
+
+def _places(text: str) -> Iterator[tuple[str, int, int]]:
+    """The texts of an entry, by whose they are."""
+    marks = list(PART.finditer(text))
+    alone = [mark for mark in marks if mark[1] != "sqlite precheck"]
+    yield "postgres" if alone else "both", 0, marks[0].start() if marks else len(text)
+    for mark, following in zip(marks, [*marks[1:], None], strict=False):
+        whose = "postgres" if mark[1] == "postgres only" else "sqlite"
+        yield whose, mark.end(), following.start() if following else len(text)
+
+
+def _of_entry(path: str, text: str, named: tuple[str, str], start: int, end: int) -> Iterator[Mutant]:
+    kind, name = named
+    unit = f"sql:{name}" if kind == "name" else f"fragment:{name}"
+    for whose, first, last in _places(text[start:end]):
+        yield from _of_text(path, text, (f"{name} ({whose})", unit), start + first, start + last)
+
+
+def _of_text(path: str, text: str, named: tuple[str, str], start: int, end: int) -> Iterator[Mutant]:
+    where, unit = named
     for begin, stop, new in _edits(_tokens(text[start:end])):
         first = text.rfind("\n", 0, start + begin) + 1
         last = text.find("\n", start + stop)
@@ -62,7 +88,7 @@ def _of_statement(path: str, text: str, name: str, start: int, end: int) -> Iter
         edit = Edit(len(text[: start + begin].encode()), len(text[: start + stop].encode()), new)
         line = text.count("\n", 0, start + begin) + 1
         change = f"`{squeezed(old)}` → `{squeezed(after)}`" if after.strip() else f"`{squeezed(old)}` removed"
-        yield Mutant(path, where, change, line, f"sql:{name}", edit)
+        yield Mutant(path, where, change, line, unit, edit)
 
 
 def _tokens(text: str) -> list[Token]:

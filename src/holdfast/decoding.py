@@ -6,11 +6,14 @@ described here first, by one thread at a time. Code that reads structs does so t
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import msgspec
 
 T = TypeVar("T")
+DecHook = Callable[[Any, Any], Any]
+"""Reads a value of a class that msgspec does not know."""
 _lock = threading.Lock()
 _decoders: dict[tuple[Any, bool], msgspec.json.Decoder[Any]] = {}
 
@@ -34,10 +37,10 @@ def decode(data: bytes | bytearray | memoryview | str, kind: Any) -> Any:
 
 
 @overload
-def convert(data: Any, kind: type[T], *, strict: bool = True) -> T: ...
+def convert(data: Any, kind: type[T], *, strict: bool = True, dec_hook: DecHook | None = None) -> T: ...
 @overload
-def convert(data: Any, kind: Any, *, strict: bool = True) -> Any: ...
-def convert(data: Any, kind: Any, *, strict: bool = True) -> Any:
+def convert(data: Any, kind: Any, *, strict: bool = True, dec_hook: DecHook | None = None) -> Any: ...
+def convert(data: Any, kind: Any, *, strict: bool = True, dec_hook: DecHook | None = None) -> Any:
     """Read plain data, such as decoded JSON, into a type. Raises what msgspec raises."""
     decoder(kind, strict=strict)
-    return msgspec.convert(data, kind, strict=strict)
+    return msgspec.convert(data, kind, strict=strict, dec_hook=dec_hook)

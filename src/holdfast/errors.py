@@ -1,42 +1,47 @@
 """The tree of errors.
 
     HoldfastError
-    ├── BadRequest       not JSON, or not declared as JSON                             400
-    ├── Unauthorized     no token, or an unknown one                                   401
-    ├── Forbidden        the token may not do this                                     403
-    │   └── FieldForbidden  allowed, but not with this field
-    ├── RequestTimeout   the body arrived too slowly                                   408
-    ├── Invalid          a value that cannot be accepted; names the field              422
-    │   └── TooLarge     a value that is too large                                     413
-    ├── RangeNotSatisfiable  a range of bytes that an artifact does not have           416
-    ├── NotFound         no such job, lane, worker… in this tenant                     404
-    ├── Conflict         the thing exists, but not in a state that allows this         409
-    │   ├── IllegalMove  the table of moves has no such move from this status
-    │   ├── JobNotEnded  a job that has not ended is not deleted without force
-    │   ├── SnapshotInUse  a snapshot in use is not removed without force or recurse
-    │   ├── NeedFailed   a dependency already failed or was cancelled
-    │   ├── ReplayedJobDeleted  a job that this idempotency key made was deleted
-    │   ├── QueueOff     a request that needs a queue, on a server that runs jobs in the request
-    │   └── QueuePaused  a job for a paused queue, on such a server
-    ├── QueueFull        a queue has reached its limit of waiting jobs                 429
-    ├── RateLimited      too many requests with one token, or with unknown ones        429
-    ├── TooManyStreams   a token has reached its limit of open streams                 429
-    ├── AtCapacity       a server without a queue runs its maximum number of jobs      503
-    ├── CacheFull        no space for a snapshot, and none that can be evicted         503
-    ├── SnapshotDamaged  a snapshot's folder differs from what was published           503
-    ├── SnapshotFailed   a snapshot's folder cannot be read or made here               503
-    ├── NotReady         the database accepts no writes, or its disk is full           503
-    ├── DiskFull         a disk has less space left than HOLDFAST_DISK_RESERVE         507
-    ├── StorageUnavailable  the storage of artifacts and uploads does not answer       503
-    │   └── SharedFolderUnavailable  the shared folder is not mounted, or was replaced
-    ├── ConfigError      settings that cannot work; lists every problem at once
-    └── StoreError       the database, not the request                                 503
+    ├── BadRequest                          400
+    ├── Unauthorized                        401
+    ├── Forbidden                           403
+    │   └── FieldForbidden
+    ├── RequestTimeout                      408
+    ├── Invalid                             422
+    │   └── TooLarge                        413
+    ├── RangeNotSatisfiable                 416
+    ├── NotFound                            404
+    ├── Conflict                            409
+    │   ├── IllegalMove
+    │   ├── JobNotEnded
+    │   ├── SnapshotInUse
+    │   ├── NeedFailed
+    │   ├── ReplayedJobDeleted
+    │   ├── QueueOff
+    │   └── QueuePaused
+    ├── QueueFull                           429
+    ├── RateLimited                         429
+    ├── TooManyStreams                      429
+    ├── AtCapacity                          503
+    ├── CacheFull                           503
+    ├── SnapshotDamaged                     503
+    ├── SnapshotFailed                      503
+    ├── NotReady                            503
+    ├── DiskFull                            507
+    ├── StorageUnavailable                  503
+    │   └── SharedFolderUnavailable
+    ├── NoResult
+    │   ├── JobFailed
+    │   ├── JobTimedOut
+    │   ├── JobCancelled
+    │   └── JobPaused
+    ├── ConfigError
+    └── StoreError                          503
         ├── StoreUnreachable
-        │   └── StoreFull    the disk of the SQLite file is full                       507
-        ├── LockTimeout      another open transaction held a lock for too long
-        └── SchemaMismatch   not migrated, or migrated by a newer holdfast
+        │   └── StoreFull                   507
+        ├── LockTimeout
+        └── SchemaMismatch
 
-"The job failed" is not in here: how a job ends is data (`model.Outcome`).
+How a job ends is data (`model.Outcome`); only a caller that asks for the result of a job without one gets an error.
 """
 
 import re
@@ -65,21 +70,29 @@ class HoldfastError(Exception):
 
 
 class BadRequest(HoldfastError):
+    """Not JSON, or not declared as JSON."""
+
     status = 400
     code = "bad_request"
 
 
 class Unauthorized(HoldfastError):
+    """No token, or an unknown one."""
+
     status = 401
     code = "unauthorized"
 
 
 class Forbidden(HoldfastError):
+    """The token may not do this."""
+
     status = 403
     code = "forbidden"
 
 
 class FieldForbidden(Forbidden):
+    """Allowed, but not with this field."""
+
     code = "field_forbidden"
 
     def __init__(self, field: str, message: str) -> None:
@@ -88,11 +101,15 @@ class FieldForbidden(Forbidden):
 
 
 class RequestTimeout(HoldfastError):
+    """The body arrived too slowly."""
+
     status = 408
     code = "request_timeout"
 
 
 class Invalid(HoldfastError):
+    """A value that cannot be accepted; names the field."""
+
     status = 422
     code = "invalid"
 
@@ -102,16 +119,22 @@ class Invalid(HoldfastError):
 
 
 class TooLarge(Invalid):
+    """A value that is too large."""
+
     status = 413
     code = "too_large"
 
 
 class RangeNotSatisfiable(HoldfastError):
+    """A range of bytes that an artifact does not have."""
+
     status = 416
     code = "range_not_satisfiable"
 
 
 class NotFound(HoldfastError):
+    """No such job, lane, worker… in this tenant."""
+
     status = 404
     code = "not_found"
 
@@ -122,6 +145,8 @@ class NotFound(HoldfastError):
 
 
 class Conflict(HoldfastError):
+    """The thing exists, but not in a state that allows this."""
+
     status = 409
     code = "conflict"
 
@@ -140,6 +165,8 @@ class IllegalMove(Conflict):
 
 
 class JobNotEnded(Conflict):
+    """A job that has not ended is not deleted without force."""
+
     code = "blocked"
 
     def __init__(self, job_id: str, status: str) -> None:
@@ -149,6 +176,8 @@ class JobNotEnded(Conflict):
 
 
 class SnapshotInUse(Conflict):
+    """A snapshot in use is not removed without force or recurse."""
+
     code = "needed"
 
     def __init__(self, snapshot: str, why: str) -> None:
@@ -157,6 +186,8 @@ class SnapshotInUse(Conflict):
 
 
 class NeedFailed(Conflict):
+    """A dependency already failed or was cancelled."""
+
     code = "need_failed"
 
     def __init__(self, need_id: str, need_status: str) -> None:
@@ -166,23 +197,33 @@ class NeedFailed(Conflict):
 
 
 class ReplayedJobDeleted(Conflict):
+    """A job that this idempotency key made was deleted."""
+
     code = "gone"
 
 
 class QueueOff(Conflict):
+    """A request that needs a queue, on a server that runs jobs in the request."""
+
     code = "queue_off"
 
 
 class QueuePaused(Conflict):
+    """A job for a paused queue, on a server that runs jobs in the request."""
+
     code = "paused"
 
 
 class QueueFull(HoldfastError):
+    """A queue has reached its limit of waiting jobs."""
+
     status = 429
     code = "queue_full"
 
 
 class RateLimited(HoldfastError):
+    """Too many requests with one token, or with unknown ones."""
+
     status = 429
     code = "rate_limited"
 
@@ -192,50 +233,107 @@ class RateLimited(HoldfastError):
 
 
 class TooManyStreams(HoldfastError):
+    """A token has reached its limit of open streams."""
+
     status = 429
     code = "too_many_streams"
 
 
 class AtCapacity(HoldfastError):
+    """A server without a queue runs its maximum number of jobs."""
+
     status = 503
     code = "at_capacity"
 
 
 class CacheFull(HoldfastError):
+    """No space for a snapshot, and none that can be evicted."""
+
     status = 503
     code = "cache_full"
 
 
 class SnapshotDamaged(HoldfastError):
+    """A snapshot's folder differs from what was published."""
+
     status = 503
     code = "snapshot_damaged"
 
 
 class SnapshotFailed(HoldfastError):
+    """A snapshot's folder cannot be read or made here."""
+
     status = 503
     code = "snapshot_failed"
 
 
 class NotReady(HoldfastError):
+    """The database accepts no writes, or its disk is full."""
+
     status = 503
     code = "not_ready"
 
 
 class DiskFull(HoldfastError):
+    """A disk has less space left than HOLDFAST_DISK_RESERVE."""
+
     status = 507
     code = "disk_full"
 
 
 class StorageUnavailable(HoldfastError):
+    """The storage of artifacts and uploads does not answer."""
+
     status = 503
     code = "storage_unavailable"
 
 
 class SharedFolderUnavailable(StorageUnavailable):
+    """The shared folder is not mounted, or was replaced."""
+
     code = "shared_folder_away"
 
 
+class NoResult(HoldfastError):
+    """`Job.result`: the job has none. `job_status` is how it ended, `error_code` and `reason` say why."""
+
+    code = "no_result"
+
+    def __init__(self, job_id: str, job_status: str, error_code: str | None, reason: str) -> None:
+        super().__init__(f"job {job_id} has no result: it is {job_status} ({error_code or 'no code'}): {reason}")
+        self.job_id = job_id
+        self.job_status = job_status
+        self.error_code = error_code
+        self.reason = reason
+
+
+class JobFailed(NoResult):
+    """`Job.result`: the job failed."""
+
+    code = "job_failed"
+
+
+class JobTimedOut(NoResult):
+    """`Job.result`: the job took too long."""
+
+    code = "job_timed_out"
+
+
+class JobCancelled(NoResult):
+    """`Job.result`: the job was cancelled."""
+
+    code = "job_cancelled"
+
+
+class JobPaused(NoResult):
+    """`Job.result`: the job is paused and needs a person."""
+
+    code = "job_paused"
+
+
 class ConfigError(HoldfastError):
+    """Settings that cannot work; lists every problem at once."""
+
     code = "config"
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -244,24 +342,34 @@ class ConfigError(HoldfastError):
 
 
 class StoreError(HoldfastError):
+    """The database, not the request."""
+
     status = 503
     code = "store"
 
 
 class StoreUnreachable(StoreError):
+    """The database cannot be reached."""
+
     code = "store_unreachable"
     reported = False
     """Whether the outage is already in the log: further errors need not report it."""
 
 
 class StoreFull(StoreUnreachable):
+    """The disk of the SQLite file is full."""
+
     status = 507
     code = "store_full"
 
 
 class LockTimeout(StoreError):
+    """Another open transaction held a lock for too long."""
+
     code = "lock_timeout"
 
 
 class SchemaMismatch(StoreError):
+    """Not migrated, or migrated by a newer holdfast."""
+
     code = "schema_mismatch"

@@ -12,12 +12,13 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from holdfast import decoding
 from holdfast.dependency_order import in_order
 from holdfast.errors import Invalid, TooLarge
-from holdfast.model import Check, OnLost, Policy, RetryPolicy, RunnerName, new_id
+from holdfast.function_defaults import FunctionDefaults, newer, of_job
+from holdfast.model import FUNCTION, Check, OnLost, Policy, RetryPolicy, RunnerName, new_id
 from holdfast.pipeline_spec import NO_UPLOADS, PIPELINE_FIELDS, ConnectorName, SnapshotMode, TaskSpec
 from holdfast.registry import runner_named
 from holdfast.runner_specs import Name, Seconds, capability_of, check_spec, invalid_field
@@ -38,7 +39,7 @@ FIRST_YEAR, LAST_YEAR = 1970, 9000
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One job as a caller asks for it."""
+    """One job as a caller asks for it. What is left out (None, UNSET, empty) is filled in by defaults."""
 
     runner: RunnerName
     spec: dict[str, Any]
@@ -47,7 +48,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kind: Name = "run"
     queue: Name | None = None
     lane: Name | None = None
-    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] | UnsetType = UNSET
     labels: Annotated[dict[Name, Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] = {}
     inputs: dict[str, Any] = {}
     needs: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
@@ -55,7 +56,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     available_at: Annotated[datetime, Meta(tz=True)] | None = None
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
     retry: RetryPolicy | None = None
-    on_lost: OnLost = "requeue"
+    on_lost: OnLost | UnsetType = UNSET
     timeout: Seconds | None = None
     queue_timeout: Seconds | None = None
     idle_timeout: Seconds | None = None
@@ -111,7 +112,9 @@ class Batch(msgspec.Struct, frozen=True):
     key: str | None = None
     body: str | None = None
     defaults: Mapping[str, Any] = {}
-    """The caller's settings, for fields that neither the job nor the registered defaults of its function set."""
+    """The caller's settings, for fields that neither the job nor the defaults of its function set."""
+    functions: Mapping[str, FunctionDefaults] = {}
+    """The functions that the caller's own application knows."""
 
     def answer(self, existing: Sequence[Mapping[str, Any]]) -> list[Accepted]:
         """Turn the rows of jobs that exist already, (id, asked), into the answer for all jobs."""
@@ -125,11 +128,34 @@ class Batch(msgspec.Struct, frozen=True):
 
 def with_defaults(job: Submission, defaults: Mapping[str, Any]) -> Submission:
     """Fill in fields that a job leaves out: from the defaults, else with the built-in values."""
-    missing = {name: value for name, value in defaults.items() if getattr(job, name, None) is None}
-    whole = {"queue": job.queue or QUEUE, "max_attempts": job.max_attempts or MAX_ATTEMPTS, **missing}
+    missing = {name: value for name, value in defaults.items() if _left_out(getattr(job, name, None))}
+    whole = {
+        "queue": job.queue or QUEUE,
+        "max_attempts": job.max_attempts or MAX_ATTEMPTS,
+        "priority": 0 if job.priority is UNSET else job.priority,
+        **missing,
+    }
     if whole.get("retry") is not None:
         whole["retry"] = decoding.convert(whole["retry"], RetryPolicy)
     return msgspec.structs.replace(job, **whole)
+
+
+def complete(batch: Batch, registered: Mapping[str, FunctionDefaults]) -> Batch:
+    """Fill in fields that the jobs of a call leave out: from their functions, else from the caller's settings."""
+    jobs = [with_defaults(job, {**batch.defaults, **_of_function(job, batch, registered)}) for job in batch.jobs]
+    return msgspec.structs.replace(batch, jobs=jobs)
+
+
+def _of_function(job: Submission, batch: Batch, registered: Mapping[str, FunctionDefaults]) -> Mapping[str, Any]:
+    if job.runner != FUNCTION:
+        return {}
+    name = job.spec["name"]
+    defaults = newer(batch.functions.get(name), registered.get(name))
+    return defaults if job.lane is not None else of_job(defaults, name, job.inputs)
+
+
+def _left_out(value: Any) -> bool:
+    return value is None or value is UNSET or value in ({}, ())
 
 
 def build_batch(
@@ -138,11 +164,12 @@ def build_batch(
     key: str | None,
     sent: Sequence[Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
+    functions: Mapping[str, FunctionDefaults] | None = None,
 ) -> Batch:
     """Check a whole call and prepare it for a store; every error names the field.
 
     `sent` is what the caller sent, if that differs from the jobs: a repeat of the call is recognised by it. `defaults`
-    fill in fields that neither a job nor the registered defaults of its function set.
+    fill in fields that neither a job nor the defaults of its function set. `functions` are those that the caller knows.
     """
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
@@ -157,7 +184,7 @@ def build_batch(
     ]
     ids = [job.id for job in checked if job.id is not None]
     body = None if key is None else fingerprint(sent or jobs)
-    return Batch(in_order(checked), ids, tenant, key, body, defaults or {})
+    return Batch(in_order(checked), ids, tenant, key, body, defaults or {}, functions or {})
 
 
 def _complete_retry(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -236,10 +263,7 @@ def check(submission: Submission, tenant: str) -> Submission:
         raise Invalid("uploads", f"are for jobs with a work folder: a {submission.runner} has none")
     if submission.uploads and "tasks" in submission.spec:
         raise Invalid("uploads", NO_UPLOADS)
-    if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
-        raise Invalid("retry", f"base {submission.retry.base:g} must be between 0 and cap {submission.retry.cap:g}")
-    if submission.retry is not None and submission.retry.cap > LONGEST:
-        raise Invalid("retry", f"cap must be at most {LONGEST} seconds")
+    check_retry(submission.retry)
     job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
     if not submission.needs:
         return msgspec.structs.replace(submission, id=job_id, tenant=tenant)
@@ -249,6 +273,14 @@ def check(submission: Submission, tenant: str) -> Submission:
     if job_id in needs:
         raise Invalid("needs", f"job {job_id} needs itself")
     return msgspec.structs.replace(submission, id=job_id, tenant=tenant, needs=needs)
+
+
+def check_retry(retry: RetryPolicy | None) -> None:
+    """Refuse a backoff that cannot be."""
+    if retry is not None and not 0 <= retry.base <= retry.cap:
+        raise Invalid("retry", f"base {retry.base:g} must be between 0 and cap {retry.cap:g}")
+    if retry is not None and retry.cap > LONGEST:
+        raise Invalid("retry", f"cap must be at most {LONGEST} seconds")
 
 
 def _with_pipeline_in_spec(submission: Submission) -> Submission:
@@ -287,7 +319,8 @@ def _check_json(submission: Submission) -> None:
     except (ValueError, TypeError, RecursionError, OverflowError):
         pass
     for field in Submission.__struct_fields__:
-        _check_field(field, getattr(submission, field))
+        if (value := getattr(submission, field)) is not UNSET:
+            _check_field(field, value)
 
 
 def _check_field(field: str, value: Any) -> None:

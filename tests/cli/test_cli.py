@@ -2,20 +2,18 @@
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli.terminal import visible_line
-from tests.support.up_process import PATIENCE, PROGRAM, UpProcess, eventually, running
+from tests.support.terminal_process import TerminalProcess
+from tests.support.up_process import PROGRAM, UpProcess, eventually, running
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +77,12 @@ def test_cursor_of_a_list_is_not_wrapped_in_a_narrow_terminal(up: UpProcess) -> 
 def test_id_is_not_cut_in_a_narrow_terminal_or_a_pipe(up: UpProcess) -> None:
     fields = ("--kind", "a-rather-long-kind", "--lane", "a-rather-long-lane", "--queue", "a-rather-long-queue")
     job = up("submit", "--hold", *fields, "--", "true").strip()
-    assert job[:18] in up("ls", COLUMNS="60").split()
+    assert job[-8:] in up("ls", COLUMNS="60").split()
     piped = {**up.env}
     del piped["COLUMNS"]
     done = subprocess.run([*PROGRAM, "ls", "--kind", fields[1]], env=piped, capture_output=True, text=True, check=True)
     _, row = done.stdout.splitlines()
-    assert {job[:18], *fields[1::2]} <= set(row.split())
+    assert {job[-8:], *fields[1::2]} <= set(row.split())
     up("rm", "--force", job)
 
 
@@ -154,12 +152,12 @@ def test_a_pipeline_from_its_plan_to_its_snapshots(up: UpProcess, tmp_path: Path
 def test_commands_that_move_a_job(up: UpProcess) -> None:
     """Proves C1, C6, C8."""
     failing = up.json("submit", "--lane", "l1", "--", "false")["id"]
-    behind = up.json("submit", "--lane", "l1", "--", "true")["id"]
+    later = up.json("submit", "--lane", "l1", "--", "true")["id"]
     up("watch", failing, code=1)
     assert {lane["lane"]: lane["state"] for lane in up.json("lanes")["items"]}["l1"] == "blocked"
-    assert failing in up("lanes")
+    assert failing[-8:] in up("lanes")
     assert up.json("dismiss", failing, "--reason", "known")["status"] == "failed"
-    up("watch", behind)
+    up("watch", later)
     assert up.json("resolve", failing, "--result", '{"by": "hand"}')["result"] == {"by": "hand"}
     sleeping = up.json("submit", "--", "sleep", "600")["id"]
     eventually(lambda: up.json("show", sleeping)["status"] == "running")  # A waiting job would be cancelled.
@@ -217,40 +215,9 @@ def test_doctor_and_check(up: UpProcess) -> None:
     assert "HOLDFAST_PORT" in wrong.stderr
 
 
-class Terminal:
-    """A command in a terminal of its own."""
-
-    def __init__(self, up: UpProcess, *arguments: str) -> None:
-        self.seen = ""
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.execve(PROGRAM[0], [*PROGRAM, *arguments], up.env | {"TERM": "xterm"})
-
-    def until(self, text: str, *, more: bool = False) -> None:
-        """Read until a text has appeared; with `more`, once more than before."""
-        before = self.seen.count(text) if more else 0
-        deadline = time.monotonic() + PATIENCE
-        while self.seen.count(text) <= before:
-            assert time.monotonic() < deadline, self.seen
-            if select.select([self._fd], [], [], 0.2)[0]:
-                self.seen += os.read(self._fd, 4096).decode(errors="replace")
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def exit_code(self) -> int:
-        try:
-            while chunk := os.read(self._fd, 4096):
-                self.seen += chunk.decode(errors="replace")
-        except OSError:
-            pass  # A terminal whose program has ended.
-        os.close(self._fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 def test_ctrl_c_offers_to_continue_detach_or_stop(up: UpProcess) -> None:
     """Proves O7."""
-    terminal = Terminal(up, "run", "--", "sh", "-c", "while :; do echo tick; sleep 0.2; done")
+    terminal = TerminalProcess(up.env, "run", "--", "sh", "-c", "while :; do echo tick; sleep 0.2; done")
     terminal.until("tick")
     terminal.type("\x03")
     terminal.until("[d]etach")
@@ -262,7 +229,7 @@ def test_ctrl_c_offers_to_continue_detach_or_stop(up: UpProcess) -> None:
     assert terminal.exit_code() == 0
     (job,) = set(re.findall(r"job ([0-9a-f-]{36})", terminal.seen))
     assert up.json("show", job)["status"] == "running"
-    watching = Terminal(up, "watch", job)
+    watching = TerminalProcess(up.env, "watch", job)
     watching.until("tick")
     watching.type("\x03")
     watching.until("[d]etach")
@@ -285,7 +252,7 @@ def test_escape_sequences_of_a_job_do_not_reach_the_terminal(up: UpProcess) -> N
     commands = (["logs", job], ["logs", "-f", job], ["show", job], ["watch", job], ["ls"], ["show", "--json", job],
                 ["logs", "--json", job], ["show", "\x1b]0;owned\x07"], ["run", *asked])  # fmt: skip
     for command in commands:
-        terminal = Terminal(up, *command)
+        terminal = TerminalProcess(up.env, *command)
         terminal.exit_code()
         for sequence in OBEYED:
             assert sequence not in terminal.seen, (command, terminal.seen)

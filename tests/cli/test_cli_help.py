@@ -17,17 +17,18 @@ from tests.support.service import FUNCTION, Service
 
 ISSUED = """
     up serve worker run submit ls show watch logs explain cancel interrupt resume resolve dismiss release rm lanes
-    queues workers tools token migrate prune doctor check bench
+    queues workers tools tokens jobs artifacts events upload top migrate prune doctor check bench
 """
 OWN = {"help", "install_completion", "show_completion"}
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every command with its path, including groups."""
+    """Yield every command with its path, including groups; not the hidden old names."""
     found = typer.main.get_command(app) if command is None else command
     yield path, found
     for name, inner in getattr(found, "commands", {}).items():
-        yield from commands(inner, (*path, name))
+        if not inner.hidden:
+            yield from commands(inner, (*path, name))
 
 
 def test_every_command_has_a_help_text() -> None:
@@ -97,6 +98,11 @@ async def test_completion_offers_what_the_server_knows(service_process: Service)
     assert tab(service_process, f"cancel {ids[1]}") == [ids[1]]
     assert tab(service_process, "ls --status ti") == ["timed_out"]
     assert tab(service_process, "lanes pause ") == ["crm-7"]
+    assert sorted(tab(service_process, "artifacts get ")) == sorted(ids)
+    assert tab(service_process, f"submit --needs {ids[0]}") == [ids[0]]
+    assert tab(service_process, "lanes s") == ["show"]
+    assert "tokens" in tab(service_process, "to")
+    assert "token" not in tab(service_process, "to")
     assert "default" in tab(service_process, "submit --queue ")
     assert "explain" in tab(service_process, "exp")
     assert tab(service_process, "show ", url="http://127.0.0.1:1") == []

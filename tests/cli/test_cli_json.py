@@ -91,6 +91,14 @@ class Said:
     def fits(self, operation: str, command: str, *arguments: str, code: int = 0) -> Any:
         return fits(json.loads(self(command, *arguments, code=code)), operation)
 
+    def one(self, schema: str, command: str, *arguments: str) -> Any:
+        """One item of a list of the server."""
+        value = json.loads(self(command, *arguments))
+        found = document()["components"]["schemas"]
+        jsonschema.Draft202012Validator({**found[schema], "components": document()["components"]}).validate(value)
+        assert set(value) <= set(found[schema]["properties"])
+        return value
+
     def is_a(self, kind: Any, command: str, *arguments: str) -> Any:
         return msgspec.json.decode(self(command, *arguments), type=kind, strict=True)
 
@@ -114,7 +122,7 @@ def test_json_of_every_command_fits_its_schema(up: UpProcess) -> None:
         path for path, command in commands() if path and any("--json" in option.opts for option in command.params)
     }
     assert said.commands == wanted
-    silent = {("up",), ("serve",), ("worker",), ("snapshots",), ("snapshots", "run")}
+    silent = {("up",), ("serve",), ("worker",), ("jobs",), ("artifacts",), ("snapshots",), ("snapshots", "run")}
     assert {path for path, _ in commands() if path} - wanted == silent
 
 
@@ -125,10 +133,18 @@ def jobs_and_their_moves(said: Said) -> None:
     assert said.events("watch", held)[-1].data["status"] == "succeeded"
     assert [event.data["lines"] for event in said.events("logs", held) if event.type == "log"] == [["hi"]]
     assert said.fits("get_job", "show", held)["links"]["self"].endswith(held)
+    assert said.fits("get_job", "jobs show", held[-8:])["id"] == held
+    assert said.events("events", held)[-1].data["status"] == "succeeded"
+    assert said.fits("list_artifacts", "artifacts ls", held)["items"] == []
+    assert json.loads(said("artifacts get", held)) == {"files": []}
+    assert said.fits("upload", "upload", __file__)["files"][0]["path"] == Path(__file__).name
     assert said.fits("list_jobs", "ls", "--lane", "l")["items"][0]["id"] == held
+    assert said.fits("list_jobs", "jobs ls", "--lane", "l")["items"][0]["id"] == held
     assert said.fits("get_job", "run", "--tool", "hello")["status"] == "succeeded"
     assert said.fits("delete", "rm", "--dry-run", held)["outcome"] == "would_delete"
     assert said.fits("delete", "rm", held)["outcome"] == "deleted"
+    last = said.fits("submit", "submit", "--hold", "--", "true")["id"]
+    assert said.fits("delete", "jobs rm", "--force", last)["outcome"] == "deleted"
 
 
 def failures(said: Said) -> None:
@@ -156,7 +172,8 @@ def pipelines(said: Said) -> None:
 
 
 def the_rest(said: Said) -> None:
-    said.fits("list_lanes", "lanes")
+    assert said.fits("list_lanes", "lanes") == said.fits("list_lanes", "lanes ls")
+    assert said.fits("get_lane", "lanes show", "l")["lane"] == "l"
     assert said.fits("pause_lane", "lanes pause", "l")["state"] == "paused"
     said.fits("resume_lane", "lanes resume", "l")
     assert said.fits("pause_queue", "queues pause", "q")["paused"]
@@ -164,12 +181,18 @@ def the_rest(said: Said) -> None:
     assert said.fits("patch_queue", "queues limit", "q", "--max-running", "2")["max_running"] == 2
     assert said.fits("patch_queue", "queues limit", "q", "--max-depth", "9")["max_running"] == 2
     assert [queue["queue"] for queue in said.fits("list_queues", "queues")["items"]] == ["q"]
+    assert said.fits("list_queues", "queues ls")["items"] == [said.one("QueueView", "queues show", "q")]
     assert [tool["name"] for tool in said.fits("list_tools", "tools")["items"]] == ["hello"]
-    made = said.fits("make_token", "token make", "ci", "--role", "viewer")
-    assert made["id"] in [token["id"] for token in said.fits("list_tokens", "token")["items"]]
-    said.fits("remove_token", "token rm", made["id"])
+    assert said.fits("list_tools", "tools ls")["items"] == [said.one("ToolView", "tools show", "hello")]
+    made = said.fits("make_token", "tokens create", "ci", "--role", "viewer")
+    assert made["id"] in [token["id"] for token in said.fits("list_tokens", "tokens")["items"]]
+    assert said.one("TokenView", "tokens show", made["id"]) in said.fits("list_tokens", "tokens ls")["items"]
+    said.fits("remove_token", "tokens rm", made["id"])
     assert said.fits("list_audit", "audit")["items"][0]["action"] == "token.remove"
     (worker,) = said.fits("list_workers", "workers")["items"]
+    said.fits("list_workers", "workers ls")
+    assert said.one("Worker", "workers show", worker["host"])["worker"] == worker["worker"]
+    assert set(json.loads(said("top"))) == {"queues", "workers", "running", "failed"}
     refused = said.up.here("workers", "lost", worker["host"])
     assert (refused.exit_code, "is not gone" in refused.stderr) == (4, True)
     asyncio.run(die_elsewhere(said.up.folder))

@@ -20,12 +20,14 @@ WITHOUT_NAME = "/usr/bin:/bin"
 
 
 @contextlib.contextmanager
-def up_in(folder: Path, port: int, *arguments: str, path: str = WITH_NAME) -> Iterator["subprocess.Popen[bytes]"]:
+def up_in(
+    folder: Path, port: int, *arguments: str, path: str = WITH_NAME, **settings: str
+) -> Iterator["subprocess.Popen[bytes]"]:
     """`holdfast up` in a folder, with only what its arguments say; killed when the block ends, if it still runs."""
     with (folder / "up.log").open("wb") as log:
         process = subprocess.Popen(
             [*PROGRAM, "up", "--port", str(port), *arguments], cwd=folder, stdout=log, stderr=log,
-            env={"PATH": path, "HOME": str(folder), "HOLDFAST_PROCESS_USER": "root"},
+            env={"PATH": path, "HOME": str(folder), "HOLDFAST_PROCESS_USER": "root", **settings},
         )  # fmt: skip
     try:
         yield process
@@ -114,6 +116,26 @@ def test_workers_exit_when_up_is_killed_and_their_job_continues(tmp_path: Path) 
         events = [json.loads(line) for line in up("logs", "--json", running).splitlines()]
         leases = [event["data"]["lease"] for event in events if event["type"] == "lease"]
         assert leases == ["handed_over", "adopted"]
+
+
+def test_worker_of_up_may_have_several_processes(tmp_path: Path) -> None:
+    """Proves L22. All exit with `up`, whose worker passes the signal on."""
+    port = free_port()
+    with up_in(tmp_path, port, "--workers", "1", "--queue", "default:3", HOLDFAST_PROCESSES="2") as process:
+        up = UpProcess(tmp_path / "holdfast-data", port, process)
+
+        def workers() -> dict[int, dict[str, int]]:
+            assert process.poll() is None, (tmp_path / "up.log").read_text()
+            with contextlib.suppress(ValueError, AssertionError):
+                found = {worker["pid"]: worker["queues"] for worker in up.json("workers")["items"] if worker["live"]}
+                return found if len(found) == 2 else {}
+            return {}
+
+        found = eventually(workers)
+        assert sorted(queues["default"] for queues in found.values()) == [1, 2]
+        assert "2 live" in up.run("doctor").stdout
+        assert "hello" in up("run", "--", "echo", "hello")
+    assert not any(map(alive, found))
 
 
 def alive(pid: int) -> bool:

@@ -15,10 +15,10 @@ from holdfast.store import Store, open_store
 from holdfast.store.lanes import settle_lanes
 from holdfast.store.postgres import PostgresDatabase, PostgresTx
 from holdfast.store.sqlite import SqliteDatabase, SqliteTx
+from tests.support.job_states import PROCESS
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
 PAIR = [Claimable(queue="default", capability="function:f", domain="function")]
-PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
 PROCESS_PAIR = [Claimable(queue="default", capability="process", domain="host-a")]
 STEPS = 60
 
@@ -117,14 +117,14 @@ async def scene(store: Store) -> dict[str, str]:
     (failed,) = await store.jobs.submit_many([{**JOB, "lane": "M"}])
     (lease,) = (await store.leases.claim("w0", PAIR, slots=1, ttl=60)).claimed
     await store.leases.finish([(lease, Outcome.failed("exit_nonzero", "boom"))])
-    first, second, behind = await store.jobs.submit_many([{**JOB, "lane": lane} for lane in "LLM"])
+    first, second, other_lane = await store.jobs.submit_many([{**JOB, "lane": lane} for lane in "LLM"])
     (child,) = await store.jobs.submit_many([{**JOB, "needs": [first]}])
     (grandchild,) = await store.jobs.submit_many([{**JOB, "needs": [child, second]}])
     return {
         "failed": failed,
         "first": first,
         "second": second,
-        "behind": behind,
+        "other_lane": other_lane,
         "child": child,
         "grandchild": grandchild,
     }

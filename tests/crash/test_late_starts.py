@@ -16,6 +16,7 @@ import pytest
 from holdfast.model import Claimable, Job, Status
 from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.base import AttemptHandle, Identity, StartRequest, StartTooLate
+from holdfast.runner.launcher import Launcher
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
 from holdfast.worker import attempt_start
@@ -52,7 +53,7 @@ class LateOwner:
         )
 
     def stage(self) -> AttemptFolder:
-        self._runner._stage(self.folder, self._order)
+        self._runner.staging.stage(self.folder, self._order)
         return self.folder
 
     async def lose(self) -> None:
@@ -172,8 +173,10 @@ async def test_start_after_the_lease_expired_starts_nothing(
 ) -> None:
     """Proves L15: the deadline of a start is set when the order is made, not when it is carried out.
 
-    The worker stalls for longer than the lease before the spawn, so its supervisor must exit.
+    The worker stalls for longer than the lease before the spawn, so its supervisor must exit. A launcher that stalls is
+    in test_launcher_crash.py.
     """
+    monkeypatch.setattr(Launcher, "usable", False)
     workers.set(lease_ttl=3.0, heartbeat_interval=0.5)
     marker = tmp_path / "marker"
     ran: list[str] = []

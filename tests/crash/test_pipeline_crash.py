@@ -100,11 +100,11 @@ async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProces
     stored = await pipelines.snapshots()
     assert len(stored) == 2 * len(jobs) + len(known)
     folders = SnapshotFolders.below(processes.settings.shared)
-    standing = {snapshot.folder for snapshot in stored}
-    assert len({*folders.names()} - standing) >= len(UNNAMED & {*jobs})
-    folders.sweep(standing, grace=0.0)
-    assert {*folders.names()} == standing
-    assert {path.name for path in folders.root.glob("*.outputs")} == {f"{name}.outputs" for name in standing}
+    recorded = {snapshot.folder for snapshot in stored}
+    assert len({*folders.names()} - recorded) >= len(UNNAMED & {*jobs})
+    folders.sweep(recorded, grace=0.0)
+    assert {*folders.names()} == recorded
+    assert {path.name for path in folders.root.glob("*.outputs")} == {f"{name}.outputs" for name in recorded}
     assert list((folders.root / TEMPORARY).iterdir()) == []
     await processes.sweep()
     await processes.sweep(keep_marker_for=0.0)
@@ -181,7 +181,7 @@ async def test_next_job_builds_when_the_builder_is_killed(processes: WorkerProce
 async def test_race_for_one_snapshot_survives_a_killed_builder(
     processes: WorkerProcesses, pipelines: Pipelines, workers: int
 ) -> None:
-    """Proves P5: four jobs in four workers of one slot each, or all behind one slot. One builds, and is killed.
+    """Proves P5: four jobs in four workers of one slot each, or all with one slot. One builds, and is killed.
 
     Its task goes on. A worker that takes the free lock before the adopter builds beside it: once, and one is stored.
     """

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 
 from holdfast.model import Status, new_id
-from tests.service.test_stream import Talker, seqs
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import FUNCTION, Service, events_of, opened, service_process_on
+from tests.support.streams import LoggingJob, seqs
 
 ROUNDS = 3
 
@@ -57,22 +57,22 @@ async def test_client_resumes_its_stream_after_the_server_was_killed(clean_url: 
     """Proves E3."""
     with service_process_on(clean_url, tmp_path / "data") as service:
         async with opened(clean_url) as store, service.client() as client:
-            talker = await Talker.start(store)
+            logged = await LoggingJob.start(store)
             stop = asyncio.Event()
 
             async def talk() -> None:
                 n = 0
                 while not stop.is_set():
-                    await talker.say(f"line {n}")
+                    await logged.log(f"line {n}")
                     n += 1
                     await asyncio.sleep(0.01)  # Reason: it has to talk while servers come and go.
-                await talker.end()
+                await logged.end()
 
             talking = asyncio.create_task(talk())
             seen: list[int] = []
             events: list[dict[str, str]] = []
             for n in range(ROUNDS + 1):
-                url = f"/v1/jobs/{talker.id}/events/stream"
+                url = f"/v1/jobs/{logged.id}/events/stream"
                 headers = {"Last-Event-ID": str(seen[-1])} if seen else {}
                 killing = None
                 with contextlib.suppress(httpx.TransportError):
@@ -89,7 +89,7 @@ async def test_client_resumes_its_stream_after_the_server_was_killed(clean_url: 
                     await asyncio.to_thread(service.start)
             await talking
             assert events[-1]["event"] == "end"
-            assert seen == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
+            assert seen == list(range(1, (await store.jobs.get(logged.id)).last_seq + 1))
 
 
 async def test_cancel_is_carried_out_after_the_server_was_killed(workers: InProcessWorkers, tmp_path: Path) -> None:

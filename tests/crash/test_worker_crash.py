@@ -21,7 +21,7 @@ OWN_STEPS = [
 ]  # fmt: skip
 """The steps of a worker that claims; `stop_sent` comes with a stop, `found` and `adopted` with an orphan."""
 FINISHED = ("finished", "removed")
-TOMBSTONE = {"lock", "started"}
+MARKER_FILES = {"lock", "started"}
 STUBBORN = "trap '' TERM; echo $$ >> \"$MARKER\"; while :; do sleep 0.2; done"
 
 
@@ -53,7 +53,7 @@ async def assert_swept(processes: WorkerProcesses) -> None:
     def only_marks() -> bool:
         """Return whether only start markers are left; a removal of a killed worker may still be running."""
         whole = [folder for folder in processes.folders_of() if not folder.name.startswith(".")]
-        return all({path.name for path in folder.glob("*")} <= TOMBSTONE for folder in whole)
+        return all({path.name for path in folder.glob("*")} <= MARKER_FILES for folder in whole)
 
     await processes.eventually(only_marks, "nothing but marks is left")
     await processes.sweep(keep_marker_for=0.0)

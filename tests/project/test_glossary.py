@@ -37,11 +37,11 @@ def test_replaced_identifier_is_found_in_its_folder_and_not_in_strings() -> None
 
 
 def test_replaced_identifier_is_found_in_the_folders_below_its_own() -> None:
-    assert list(problems([("src/holdfast/store/a.py", "told = Gone()\n")], {})) == [
-        "src/holdfast/store/a.py:1: `told` is not a name for it; see docs/glossary.md",
+    assert list(problems([("src/holdfast/store/a.py", "marked = Gone()\n")], {})) == [
+        "src/holdfast/store/a.py:1: `marked` is not a name for it; see docs/glossary.md",
         "src/holdfast/store/a.py:1: `Gone` is not a name for it; see docs/glossary.md",
     ]
-    assert list(problems([("src/holdfast/stores.py", "told = 1\n")], {})) == []
+    assert list(problems([("src/holdfast/stores.py", "marked = 1\n")], {})) == []
 
 
 def test_phrase_is_found_with_its_line_and_a_better_one() -> None:
@@ -55,6 +55,23 @@ def test_phrase_is_found_with_its_line_and_a_better_one() -> None:
 def test_phrase_is_found_across_lines(text: str) -> None:
     (problem,) = problems([("docs/a.md", f"Fine.\n{text}")], {})
     assert problem.startswith("docs/a.md:2: 'behind the last' reads oddly; write: ")
+
+
+@pytest.mark.parametrize("text", ["The job behind it waits.", "a task begins behind\none that failed"])
+def test_behind_is_not_written_for_after(text: str) -> None:
+    (problem,) = problems([("docs/a.md", text)], {})
+    assert problem.startswith("docs/a.md:1: ")
+    assert "after or past" in problem
+
+
+@pytest.mark.parametrize("text", ["behind a proxy", "# behind\n# an engine", "ahead if off else 'behind'"])
+def test_behind_is_written_where_something_is_in_front(text: str) -> None:
+    assert list(problems([("docs/a.md", text)], {})) == []
+
+
+@pytest.mark.parametrize("word", ["told", "turn", "ledger", "standing", "course"])
+def test_word_that_had_several_meanings_names_nothing(word: str) -> None:
+    assert len(list(problems([("bench/a.py", f"{word} = 1\n")], {}))) == 1
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_python_is_mutated_but_not_its_texts_and_types() -> None:
 
 
 def test_sql_is_mutated_but_not_its_comments() -> None:
-    found = sql_code.mutants("sql/sqlite/jobs.sql", SQL)
-    assert {mutant.where for mutant in found} == {"finish (sqlite)"}
+    found = sql_code.mutants("sql/jobs.sql", SQL)
+    assert {mutant.where for mutant in found} == {"finish (both)"}
     assert changes(found) == [
         "`SET status = 'succeeded', seq = seq + 1` → `SET seq = seq + 1`",
         "`SET status = 'succeeded', seq = seq + 1` → `SET status = 'failed', seq = seq + 1`",
@@ -76,6 +76,16 @@ def test_sql_is_mutated_but_not_its_comments() -> None:
         "`AND token = :token` → `AND token <> :token`",
         "`AND owner IS NOT NULL;` → `;`",
         "`AND owner IS NOT NULL;` → `AND owner IS NULL;`",
+    ]
+
+
+def test_sql_of_one_dialect_is_mutated_for_that_dialect() -> None:
+    text = b"-- name: x\nSELECT 1 WHERE a = b;\n-- sqlite\nSELECT 1 WHERE a < b;\n-- fragment: y\na > b\n"
+    found = sql_code.mutants("sql/jobs.sql", text)
+    assert [(mutant.where, sql_code.dialect_of(mutant.where), mutant.unit) for mutant in found] == [
+        ("x (postgres)", "postgres", "sql:x"),
+        ("x (sqlite)", "sqlite", "sql:x"),
+        ("y (both)", None, "fragment:y"),
     ]
 
 
@@ -93,8 +103,10 @@ def test_seed_decides_what_is_drawn_from_both_languages_and_dialects() -> None:
     assert len(first) == 100
     assert first == drawn(ROOT, 1, 100)
     assert first != drawn(ROOT, 2, 100)
-    for part in ("store/sql/postgres/", "store/sql/sqlite/", "holdfast/worker/", ".py"):
+    for part in ("store/sql/", "holdfast/worker/", ".py"):
         assert sum(part in mutant.path for mutant in first) > 10
+    for dialect in ("postgres", "sqlite", "both"):
+        assert sum(f"({dialect})" in mutant.where for mutant in first) > 1
     assert [mutant.fencing for mutant in first] == sorted((mutant.fencing for mutant in first), reverse=True)
 
 
@@ -120,8 +132,8 @@ def test_measured_code_notes_blocks_and_statements() -> None:
     assert units == {"a.py:2:4", "a.py:4:8"}
 
 
-def mutant_of(path: str, unit: str, change: str = "`a` → `b`") -> Mutant:
-    return Mutant(path, "f", change, 1, unit, Edit(0, 1, "x"))
+def mutant_of(path: str, unit: str, change: str = "`a` → `b`", *, where: str = "f") -> Mutant:
+    return Mutant(path, where, change, 1, unit, Edit(0, 1, "x"))
 
 
 def test_tests_of_a_mutant_are_those_that_execute_it_quick_ones_first() -> None:
@@ -134,10 +146,11 @@ def test_tests_of_a_mutant_are_those_that_execute_it_quick_ones_first() -> None:
     ]
     known = CoverageMap(code="").with_measured({"t.py": "1"}, read_hits(hits), results)
     assert known.failed == ["t.py::bad"]
-    assert known.tests_of(mutant_of("sql/postgres/jobs.sql", "sql:x")) == ["t.py::a[postgres]", "t.py::c"]
-    assert known.tests_of(mutant_of("sql/sqlite/jobs.sql", "sql:x")) == ["t.py::b[sqlite]", "t.py::c"]
+    assert known.tests_of(mutant_of("jobs.sql", "sql:x", where="x (postgres)")) == ["t.py::a[postgres]", "t.py::c"]
+    assert known.tests_of(mutant_of("jobs.sql", "sql:x", where="x (sqlite)")) == ["t.py::b[sqlite]", "t.py::c"]
+    assert len(known.tests_of(mutant_of("jobs.sql", "sql:x", where="x (both)"))) == 3
     assert known.tests_of(mutant_of("jobs.py", "other")) == []
-    assert known.without(["t.py"]).tests_of(mutant_of("sql/sqlite/jobs.sql", "sql:x")) == []
+    assert known.without(["t.py"]).tests_of(mutant_of("jobs.sql", "sql:x")) == []
 
 
 def test_mutant_is_taken_out_of_the_tree_again(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_store_example_runs_as_printed(tmp_path: Path) -> None:
 def test_the_example_of_a_test_passes(tmp_path: Path) -> None:
     (code,) = [block.text for block in blocks(ROOT / "docs" / "howto" / "testing.md") if block.kind == "python"]
     (tmp_path / "test_shop.py").write_text(code)
-    assert "1 passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py", cwd=tmp_path)
+    assert "2 passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("page", NAMED, ids=lambda page: str(page.relative_to(ROOT)))

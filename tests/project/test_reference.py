@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from scripts.python_reference import GROUPS, error_names, undocumented
 from scripts.reference import FOLDER, PAGES
 
+import holdfast
 from holdfast.catalogue import ACTIONS, CODES, EVENTS
 from holdfast.runner.function import OURS
 
@@ -21,6 +23,28 @@ def test_reference_page_is_current(name: str) -> None:
     kept = FOLDER / name
     assert kept.exists(), "`make docs` writes it"
     assert kept.read_text() == PAGES[name](), f"{name} is not current: `make docs` writes it again"
+
+
+def test_python_page_has_every_public_name() -> None:
+    """Proves G1."""
+    text = PAGES["python.md"]()
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted([*grouped, *error_names(), "errors"]) == sorted(holdfast.__all__), "a name has one place on the page"
+    for name in grouped:
+        assert f"\n### `{name}`\n" in text, name
+    for name in error_names():
+        assert f"\n| `{name}` |" in text, name
+
+
+def test_every_public_name_explains_itself() -> None:
+    """Proves G1: names, their methods and their properties have docstrings of their own."""
+    assert undocumented() == []
+
+
+def test_name_without_a_docstring_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdfast.NotFound, "__doc__", None)
+    monkeypatch.setattr(holdfast.Job.cancel, "__doc__", None)
+    assert undocumented() == ["Job.cancel", "NotFound"]
 
 
 def test_reference_explains_every_code() -> None:

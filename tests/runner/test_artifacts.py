@@ -77,13 +77,13 @@ async def test_part_of_an_artifact_is_downloaded(service: Service) -> None:
         whole = await client.get(url)
         assert (whole.status_code, whole.headers["content-length"]) == (200, "10")
         assert whole.headers["accept-ranges"] == "bytes"
-        for asked, body, told in (
+        for asked, body, content_range in (
             ("bytes=7-", b"789", "bytes 7-9/10"),
             ("bytes=2-4", b"234", "bytes 2-4/10"),
             ("bytes=8-99", b"89", "bytes 8-9/10"),
         ):
             part = await client.get(url, headers={"Range": asked})
-            assert (part.status_code, part.content, part.headers["content-range"]) == (206, body, told)
+            assert (part.status_code, part.content, part.headers["content-range"]) == (206, body, content_range)
         for past in ("bytes=10-", "bytes=5-4"):
             refused = await client.get(url, headers={"Range": past})
             assert (refused.status_code, error_of(refused)["code"]) == (416, "range_not_satisfiable")

@@ -120,7 +120,7 @@ class TestAlive:
         attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.wait_for_output(b"ready")
         assert attempt.folder.alive()
-        attempt.tell("kill")
+        attempt.command("kill")
         attempt.end()
         assert not attempt.folder.alive()
 
@@ -190,7 +190,7 @@ class TestFiles:
         (attempt.folder.path / "cmd" / "half.tmp").write_bytes(b"half")
         attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.wait_for_output(b"ready")
-        assert attempt.tell("kill").ok
+        assert attempt.command("kill").ok
         attempt.end()
         assert [ack.verb for ack in attempt.folder.acks()] == ["kill"]
 
@@ -253,7 +253,7 @@ class TestLeftovers:
         with pytest.raises(Conflict):
             attempt.folder.kill_leftovers(attempt.mark)
         assert attempt.pid not in attempt.folder.leftovers(attempt.mark)
-        attempt.tell("kill")
+        attempt.command("kill")
 
     def test_other_attempt_of_the_same_job_is_not_a_leftover(self, attempt: SupervisedAttempt) -> None:
         """Proves R1: marks are compared whole."""

@@ -12,7 +12,7 @@ import pytest
 from holdfast.model import Cause, Job, Status, new_id
 from holdfast.runner.collected_outputs import ArtifactLimits
 from holdfast.runner.folder_artifacts import FolderArtifacts
-from holdfast.runner.uploads import give_uploads, receive_upload
+from holdfast.runner.uploads import link_uploads, receive_upload
 from tests.support.docker_engine import ENTRY, EXIT, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.worker.test_collect import artifacts_of
@@ -65,7 +65,7 @@ async def test_uploads_of_a_job_are_in_its_work_folder(workers: InProcessWorkers
         incoming.end()
     incoming.publish()
     job_id = new_id()
-    give_uploads(artifacts, "default", job_id, [incoming.id], 1000)
+    link_uploads(artifacts, "default", job_id, [incoming.id], 1000)
     script = "cat input/a.txt; echo; cat input/deep/er/b.txt; echo x >> input/a.txt"
     await workers.container(script, id=job_id, uploads=[incoming.id])
     async with workers.worker():
@@ -152,7 +152,7 @@ async def test_output_that_the_engine_rotates_away_is_read_from_the_volume(
 
 
 async def test_container_that_cannot_start_fails_without_a_retry(workers: InProcessWorkers) -> None:
-    """The message names it, nothing is left behind. Proves R17."""
+    """The message names the command, and nothing is left. Proves R17."""
     jobs = {
         "no-such-command": await workers.container("", spec={"command": ["no-such-command"]}, max_attempts=5),
         "no-such-image:7": await workers.container("", spec={"image": "no-such-image:7"}, max_attempts=5),

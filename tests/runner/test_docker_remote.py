@@ -68,7 +68,7 @@ async def test_an_engine_on_the_network_runs_jobs_for_those_it_knows(
 
         async def refused() -> bool:
             reasons = (await workers.store.explain.job(job.id)).reasons
-            return any(f"the Docker engine at {address} refuses us" in reason.message for reason in reasons)
+            return any(f"the Docker engine at {address} refused the request" in reason.message for reason in reasons)
 
         await eventually(refused, "the worker says that it is not let in")
         assert (await workers.get(job)).status is Status.QUEUED

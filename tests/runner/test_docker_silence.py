@@ -36,7 +36,7 @@ async def test_silent_connections_do_not_hide_the_end(
     """Proves R5, R10. A firewall before a remote engine may drop idle connections silently."""
     monkeypatch.setattr(container, "WAIT_SECONDS", 1.0)
     monkeypatch.setattr(container_log, "STALL_SECONDS", 1.0)
-    monkeypatch.setattr(engine, "QUICK", aiohttp.ClientTimeout(total=1.0))
+    monkeypatch.setattr(engine, "CALL_TIMEOUT", aiohttp.ClientTimeout(total=1.0))
     async with Proxy(docker.socket).run() as proxy:
         workers.set(docker_host=f"tcp://127.0.0.1:{proxy.port}")
         async with workers.worker():
@@ -158,19 +158,19 @@ async def test_container_that_does_not_begin_releases_its_start_slot(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R2. For its engine it has started."""
-    standing, awake = asyncio.Event(), asyncio.Event()
+    stalled, awake = asyncio.Event(), asyncio.Event()
     begun = ContainerHandle.wait_until_begun
 
     async def late(self: ContainerHandle) -> None:
-        if not standing.is_set():
-            standing.set()
+        if not stalled.is_set():
+            stalled.set()
             await awake.wait()
         await begun(self)
 
     monkeypatch.setattr(ContainerHandle, "wait_until_begun", late)
     async with workers.worker():
         first = await workers.container("echo first")
-        await standing.wait()
+        await stalled.wait()
         await workers.ended(await workers.container("echo second"), Status.SUCCEEDED)
         awake.set()
         await workers.ended(first, Status.SUCCEEDED)

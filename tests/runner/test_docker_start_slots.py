@@ -42,9 +42,9 @@ def holder(folder: Path) -> "Iterator[subprocess.Popen[str]]":
 
 
 @asynccontextmanager
-async def waiting(turns: StartSlots) -> "AsyncIterator[asyncio.Task[StartSlot]]":
+async def waiting(slots: StartSlots) -> "AsyncIterator[asyncio.Task[StartSlot]]":
     """Start a task that waits for a slot."""
-    task = asyncio.ensure_future(turns.take())
+    task = asyncio.ensure_future(slots.take())
     await asyncio.wait([task], timeout=0.2)  # Reason: time in which it would wrongly get one.
     try:
         yield task
@@ -67,11 +67,11 @@ async def test_another_worker_waits_until_a_slot_is_released(tmp_path: Path) -> 
 
 async def test_slot_of_a_killed_worker_is_released(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
-        async with waiting(StartSlots(tmp_path, "engine", 1)) as turn:
-            assert not turn.done()
+        async with waiting(StartSlots(tmp_path, "engine", 1)) as slot:
+            assert not slot.done()
             process.kill()
             async with asyncio.timeout(30):
-                (await turn).release()
+                (await slot).release()
 
 
 async def test_stopped_worker_blocks_a_slot_only_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,27 +94,27 @@ async def test_stopped_worker_blocks_a_slot_only_for_a_while(tmp_path: Path, mon
 async def test_slots_of_one_worker_hold_without_lock_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     mine = StartSlots(tmp_path / "file", "engine", 1)
-    turn = await mine.take()
+    slot = await mine.take()
     async with waiting(mine) as next_:
         assert not next_.done()
-        turn.release()
+        slot.release()
         async with asyncio.timeout(30):
             (await next_).release()
 
 
 async def test_cancelled_wait_takes_no_slot(tmp_path: Path) -> None:
     mine, other = StartSlots(tmp_path, "engine", 1), StartSlots(tmp_path, "engine", 1)
-    turn = await other.take()
+    slot = await other.take()
     async with waiting(mine) as first:
         first.cancel()
         await asyncio.wait([first])
-        turn.release()
+        slot.release()
         async with asyncio.timeout(30):
             (await mine.take()).release()
 
 
 async def test_slots_of_different_engines_are_independent(tmp_path: Path) -> None:
-    turn = await StartSlots(tmp_path, "one", 1).take()
+    slot = await StartSlots(tmp_path, "one", 1).take()
     async with asyncio.timeout(30):
         (await StartSlots(tmp_path, "another", 1).take()).release()
-    turn.release()
+    slot.release()

@@ -31,10 +31,10 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def sweeper(workers: InProcessWorkers, docker: DockerEngine) -> AsyncIterator[Upkeep]:
     async with api(docker) as engine:
-        yield await chores_of(workers, engine)
+        yield await upkeep_of(workers, engine)
 
 
-async def chores_of(workers: InProcessWorkers, engine: object) -> Upkeep:
+async def upkeep_of(workers: InProcessWorkers, engine: object) -> Upkeep:
     installation = await workers.store.installation()
     state = workers.settings.state
     runner = DockerRunner(engine, installation, limits=ContainerLimits(), log_cap=1 << 20, state=state)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ async def test_two_installations_on_one_engine_are_independent(
         job_id = str(uuid.uuid4())
         jobs = [(one, await one.container(script, id=job_id)) for one in (workers, other)]
         async with api(docker) as engine:
-            sweepers = [await chores_of(one, engine) for one in (workers, other)]
+            sweepers = [await upkeep_of(one, engine) for one in (workers, other)]
             async with workers.worker(), other.worker():
                 for one, job in jobs:
                     await one.wait_for_log(job, "up")

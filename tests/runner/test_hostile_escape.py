@@ -38,7 +38,7 @@ print("PID " + str(pid), flush=True)
 while os.environ.get("STAY"):
     time.sleep(1)
 """
-"""Leaves a process behind that has no parent, session, environment or descriptor of the job, and ignores signals."""
+"""Leaves a process that has no parent, session, environment or descriptor of the job, and ignores signals."""
 
 
 async def escaped_pid(site: Installation, job: Any) -> int:

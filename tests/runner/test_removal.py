@@ -7,18 +7,19 @@ from pathlib import Path
 import pytest
 
 from holdfast.model import Status
+from holdfast.runner import supervisor
 from holdfast.runner.exits import ProcessExits
 from holdfast.runner.removal import FolderRemover
 from holdfast.worker import queue_slots
 from tests.support.in_process_workers import InProcessWorkers
 
 
-@pytest.mark.parametrize("rm", [True, False], ids=["rm", "without-rm"])
-async def test_many_folders_are_removed_together(tmp_path: Path, rm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not rm:
-        monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+@pytest.mark.parametrize("built", [True, False], ids=["remover", "without-remover"])
+async def test_many_folders_are_removed_together(tmp_path: Path, built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not built:
+        monkeypatch.setattr(supervisor, "path", lambda: tmp_path / "missing")
     children = ProcessExits()
-    removals = FolderRemover(children)
+    removals = FolderRemover(children, tmp_path / "spare")
     folders = [tmp_path / f"-{n} of '50'\n" for n in range(50)]
     for folder in folders:
         (folder / "work" / "output").mkdir(parents=True)
@@ -26,6 +27,7 @@ async def test_many_folders_are_removed_together(tmp_path: Path, rm: bool, monke
     await asyncio.gather(*(removals.remove(folder) for folder in folders))
     assert os.listdir(tmp_path) == []
     await removals.remove(folders[0])  # One that is gone already is no error.
+    removals.close()
     children.close()
 
 
@@ -40,8 +42,10 @@ async def test_a_folder_deeper_than_a_path_can_be_long_is_removed(tmp_path: Path
         fd = inner
     os.close(fd)
     children = ProcessExits()
-    await FolderRemover(children).remove(folder)
+    removals = FolderRemover(children, tmp_path / "spare")
+    await removals.remove(folder)
     assert not folder.exists()
+    removals.close()
     children.close()
 
 
@@ -55,7 +59,7 @@ async def test_removal_frees_its_slot_and_is_bounded(
     goes_on = asyncio.Event()
     really = FolderRemover._remove
 
-    async def slowly(self: FolderRemover, folders: list[Path]) -> None:
+    async def slowly(self: FolderRemover, folders: list[str]) -> None:
         await goes_on.wait()
         await really(self, folders)
 

@@ -305,12 +305,12 @@ def test_copy_is_written_back_while_it_runs(tmp_path: Path) -> None:
             assert writer.stdout.readline() == b"whole\n"
             if (before := dirty_pages(place / "made")) is None:
                 pytest.skip("this kernel does not say what is dirty")
-            behind = threading.Thread(target=start_writeback, args=(writer, place))
-            behind.start()
+            thread = threading.Thread(target=start_writeback, args=(writer, place))
+            thread.start()
             deadline = time.monotonic() + 60
             while (left := dirty_pages(place / "made")) and time.monotonic() < deadline:
                 time.sleep(0.01)  # Reason: the kernel sends no event; this only spaces the questions.
             writer.stdin.write(b"\n")
             writer.stdin.flush()
-            behind.join()
+            thread.join()
         assert (left, before > 0) == (0, True)

@@ -1,7 +1,6 @@
 """The audit trail: every act of an operator leaves one row that says who, when, on what, and never a secret."""
 
 import asyncio
-import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -13,24 +12,16 @@ from holdfast.api.auth import ADDRESSES_COUNTED, ADDRESSES_NAMED, UnknownTokenCo
 from holdfast.catalogue import ACTIONS
 from holdfast.duties.pruner import Pruner
 from holdfast.errors import Conflict, Invalid, JobNotEnded, NotFound
-from holdfast.model import Actor, AuditEntry, Outcome, RecordedFolder, Role
-from holdfast.store import Store, open_store
+from holdfast.model import RecordedFolder, Role
 from holdfast.store.audit import local_actor
 from holdfast.store.retention import Retention
 from holdfast.store.shared_folder import SharedFolderRecord
 from holdfast.store.tokens import SILENCE_DAYS, new_secret
-from tests.crash.test_crash import JOB, PAIR, context, die_after
+from tests.support.audit_trail import ANN, SECRET, trail
 from tests.support.service import opened
 from tests.support.store_harness import StoreHarness
 
-ANN = Actor(name="ann", token_id="01890000-0000-7000-8000-000000000001", role=Role.OPERATOR, address="192.0.2.7")
-SECRET = "s3cret-value-of-a-check"
 DAY = 86_400.0
-
-
-async def trail(store: Store, **filters: Any) -> list[AuditEntry]:
-    """The trail, oldest first."""
-    return list(reversed((await store.audit.list(limit=1000, **filters)).items))
 
 
 async def failed_job(harness: StoreHarness, **fields: Any) -> str:
@@ -46,9 +37,6 @@ async def worker(harness: StoreHarness, name: str = "w1", host: str = "box") -> 
     )
 
 
-# What each act leaves
-
-
 async def make_and_remove_token(harness: StoreHarness) -> None:
     made = await harness.store.tokens.add("ci", Role.SUBMITTER, secret=new_secret(), tenant="blue", by=ANN)
     await harness.store.tokens.remove(made.id, by=ANN)
@@ -59,7 +47,7 @@ async def use_token(harness: StoreHarness) -> None:
     await harness.store.tokens.use({made.id: "192.0.2.7"})
 
 
-async def steer_queue(harness: StoreHarness) -> None:
+async def change_queue(harness: StoreHarness) -> None:
     queues = harness.store.queues
     await queues.pause("q", by=ANN)
     await queues.pause("q", by=ANN)
@@ -68,7 +56,7 @@ async def steer_queue(harness: StoreHarness) -> None:
     await queues.limit("q", cap=3, depth=9, by=ANN)
 
 
-async def steer_lane(harness: StoreHarness) -> None:
+async def change_lane(harness: StoreHarness) -> None:
     lanes = harness.store.lanes
     await lanes.pause("L", by=ANN)
     await lanes.pause("L", by=ANN)
@@ -137,12 +125,12 @@ OFF: dict[str, Any] = {"paused": False, "max_running": None, "max_depth": None}
 ACTS: dict[Callable[[StoreHarness], Awaitable[None]], Acts] = {
     make_and_remove_token: [("token.make", None, CI), ("token.remove", CI, None)],
     use_token: [("token.make", None, CI), ("token.use", {"used_at": None}, None)],
-    steer_queue: [
+    change_queue: [
         ("queue.pause", OFF, {**OFF, "paused": True}),
         ("queue.resume", {**OFF, "paused": True}, OFF),
         ("queue.limit", OFF, {**OFF, "max_running": 3, "max_depth": 9}),
     ],
-    steer_lane: [
+    change_lane: [
         ("lane.pause", {"paused": False}, {"paused": True}),
         ("lane.resume", {"paused": True}, {"paused": False}),
         ("lane.check", None, CHECK),
@@ -243,9 +231,6 @@ async def test_use_of_a_token_is_recorded_after_a_long_pause(harness: StoreHarne
     )
 
 
-# Reading
-
-
 async def test_pages_go_from_new_to_old_without_gap_or_repeat(harness: StoreHarness) -> None:
     for n in range(7):
         await harness.store.queues.pause(f"q{n}", by=ANN)
@@ -321,8 +306,8 @@ async def test_servers_that_start_together_record_a_change_of_tools_once(clean_u
     async with AsyncExitStack() as stack:
         stores = [await stack.enter_async_context(opened(clean_url)) for _ in range(4)]
         tools = {"a": "1", "b": "2"}
-        told = await asyncio.gather(*(store.audit.tools_loaded(ANN, "tools.toml", tools) for store in stores))
-        assert sorted(told) == [False, False, False, True]
+        recorded = await asyncio.gather(*(store.audit.tools_loaded(ANN, "tools.toml", tools) for store in stores))
+        assert sorted(recorded) == [False, False, False, True]
         assert len(await trail(stores[0], what="tools.change")) == 1
 
 
@@ -341,84 +326,3 @@ def test_refused_tokens_are_counted_in_bounded_memory_and_one_bounded_row() -> N
     more.merge(seen)
     assert more.summary()["requests"] == seen.requests + 1
     assert more.summary()["addresses"] == ADDRESSES_COUNTED
-
-
-# Killed between the change and its row
-
-
-async def act_on_token(store: Store, name: str) -> None:
-    await store.tokens.add(name, Role.VIEWER, secret=new_secret(), tenant="blue")
-
-
-async def act_on_queue(store: Store, name: str) -> None:
-    await store.queues.limit(name, cap=1)
-
-
-async def act_on_lane(store: Store, name: str) -> None:
-    await store.lanes.pause(name)
-
-
-async def act_on_job(store: Store, name: str) -> None:
-    await store.jobs.resolve(name)
-
-
-async def force_delete(store: Store, name: str) -> None:
-    await store.jobs.delete(name, force=True)
-
-
-KILLED = {work.__name__: work for work in (act_on_token, act_on_queue, act_on_lane, act_on_job, force_delete)}
-
-
-def act_until_killed(url: str, act: str, name: str, step: int) -> None:
-    async def run() -> None:
-        async with await open_store(url, listen=False) as store:
-            die_after(step)
-            await KILLED[act](store, name)
-
-    asyncio.run(run())
-
-
-async def prepared(store: Store, act: str, step: int) -> str:
-    """What the act is to be done on."""
-    if act == "act_on_job":
-        job = await store.jobs.submit(JOB)
-        (lease,) = (await store.leases.claim("w0", PAIR, slots=1, ttl=60)).claimed
-        await store.leases.finish([(lease, Outcome.failed("exit_nonzero", "boom"))])
-        return job.id
-    if act == "force_delete":
-        return (await store.jobs.submit({**JOB, "hold": True})).id
-    return f"n{step}"
-
-
-async def changed(store: Store, act: str, name: str) -> bool:
-    match act:
-        case "act_on_token":
-            return name in [token.name for token in await store.tokens.list()]
-        case "act_on_queue":
-            return name in [queue.queue for queue in await store.queues.list()]
-        case "act_on_lane":
-            return any(lane.lane == name and lane.state == "paused" for lane in await store.lanes.list())
-    try:
-        job = await store.jobs.get(name)
-    except NotFound:
-        return True
-    return job.status in ("succeeded", "cancelled")
-
-
-@pytest.mark.parametrize("act", KILLED)
-async def test_act_killed_at_any_statement_is_recorded_exactly_if_it_happened(clean_url: str, act: str) -> None:
-    seen = set()
-    async with await open_store(clean_url, listen=False) as store:
-        for step in range(1, 30):
-            name = await prepared(store, act, step)
-            child = context.Process(target=act_until_killed, args=(clean_url, act, name, step))
-            child.start()
-            await asyncio.to_thread(child.join, 60)
-            assert child.exitcode in (0, -signal.SIGKILL)
-            rows = [row for row in await trail(store) if name in (row.subject, (row.after or {}).get("name"))]
-            assert len(rows) == int(await changed(store, act, name)), (step, rows)
-            seen.add(len(rows))
-            if child.exitcode == 0:
-                break
-    assert child.exitcode == 0
-    assert seen == {0, 1}

@@ -12,7 +12,7 @@ from holdfast.assemble_service import asgi
 from holdfast.model import Role
 from holdfast.store.audit import local_actor
 from holdfast.store.tokens import digest
-from tests.service.test_audit import SECRET, trail
+from tests.support.audit_trail import SECRET, trail
 from tests.support.service import FUNCTION, Service, error_of, opened, service_in_process
 from tests.support.up_process import running
 

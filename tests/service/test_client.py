@@ -82,8 +82,8 @@ async def test_a_stream_outlasts_its_server(clean_url: str, tmp_path: Any) -> No
 async def test_answers_are_typed_and_wait_has_an_end(service: Service) -> None:
     async with AsyncClient(service.url, token=service.admin) as client:
         job = await client.submit({**FUNCTION, "labels": {"team": "blue"}, "lane": "l"})
-        assert isinstance(job, JobView)
-        assert job.links.self.endswith(job.id)
+        assert isinstance(job.record, JobView)
+        assert job.record.links.self.endswith(job.id)
         assert isinstance(await client.explain(job.id), Explanation)
         found, _ = await client.jobs(status=["queued", "running"], labels={"team": "blue"}, lane="l")
         assert [one.id for one in found] == [job.id]

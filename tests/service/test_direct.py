@@ -143,6 +143,19 @@ async def test_function_runs_in_the_request_and_its_result_is_the_answer(workers
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
+async def test_function_with_a_lane_needs_the_queue(workers: InProcessWorkers) -> None:
+    """Its lane comes from the registered defaults, not from the request."""
+    workers.functions.add(name="play", lane="{target}")(lambda target: target)
+    async with workers.worker() as worker:
+        await worker.started.wait()
+    async with direct(workers) as service, service.client() as client:
+        job = {"runner": "function", "spec": {"name": "play"}, "inputs": {"target": "crm"}}
+        refused = await client.post("/v1/jobs", json=job)
+    assert (refused.status_code, error_of(refused)["details"]) == (422, {"field": "lane"})
+    assert not (await workers.store.jobs.list()).items
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
 @pytest.mark.parametrize("on_disconnect", ["continue", "cancel"])
 async def test_disconnect_continues_or_cancels_the_job(
     workers: InProcessWorkers, tmp_path: Path, on_disconnect: str

@@ -16,27 +16,27 @@ from holdfast.api.stream import encoded_events
 from holdfast.store import Store
 from holdfast.store.events import Events
 from holdfast.store.postgres import PostgresDatabase
-from tests.service.test_stream import Talker, sse
 from tests.support.in_process_workers import eventually
 from tests.support.service import FUNCTION, Service, events_of, opened, service_in_process
 from tests.support.store_harness import StoreHarness
+from tests.support.streams import LoggingJob, sse
 
 
 async def test_stalled_reader_costs_little_and_catches_up(service: Service) -> None:
     """Proves E5."""
     big = "x" * 60_000
     async with service.client() as client, opened(service.database_url) as store:
-        talker = await Talker.start(store)
+        logged = await LoggingJob.start(store)
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port, limit=2**24)
-        request = f"GET /v1/jobs/{talker.id}/events/stream HTTP/1.1\r\nHost: localhost\r\n"
+        request = f"GET /v1/jobs/{logged.id}/events/stream HTTP/1.1\r\nHost: localhost\r\n"
         writer.write(f"{request}Authorization: Bearer {service.admin}\r\nConnection: close\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")
         transport: Any = writer.transport
         transport.pause_reading()
         for n in range(200):
-            await talker.say(f"{n} {big}")
-        await talker.end()
-        assert len(await sse(client, talker.id)) == 204
+            await logged.log(f"{n} {big}")
+        await logged.end()
+        assert len(await sse(client, logged.id)) == 204
         transport.resume_reading()
         text = await asyncio.wait_for(reader.read(-1), 60)
         ids = [int(line[4:]) for line in text.splitlines() if line.startswith(b"id: ")]
@@ -54,15 +54,15 @@ async def test_stalled_reader_is_cut_and_resumes_without_loss(clean_url: str, tm
         service.client() as client,
         opened(clean_url) as store,
     ):
-        talker = await Talker.start(store)
+        logged = await LoggingJob.start(store)
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port, limit=2**24)
-        request = f"GET /v1/jobs/{talker.id}/events/stream HTTP/1.1\r\nHost: localhost\r\n"
+        request = f"GET /v1/jobs/{logged.id}/events/stream HTTP/1.1\r\nHost: localhost\r\n"
         writer.write(f"{request}Authorization: Bearer {service.admin}\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")
         transport: Any = writer.transport
         transport.pause_reading()
         for n in range(200):
-            await talker.say(f"{n} {big}")
+            await logged.log(f"{n} {big}")
 
         async def cut() -> bool:
             text = (await client.get("/metrics")).text
@@ -76,8 +76,8 @@ async def test_stalled_reader_is_cut_and_resumes_without_loss(clean_url: str, tm
 
         await eventually(closed, "nothing is kept for it, though it took nothing")
         writer.close()
-        await talker.end()
-        assert len(await sse(client, talker.id)) == 204
+        await logged.end()
+        assert len(await sse(client, logged.id)) == 204
 
 
 def connections() -> set[tuple[int, int]]:
@@ -92,14 +92,14 @@ async def test_hub_keeps_bounded_memory_and_reads_again_what_it_dropped(
     """Proves E5."""
     monkeypatch.setattr("holdfast.api.fanout.KEPT_BYTES", 100_000)
     async with opened(clean_url) as store:
-        talker = await Talker.start(store)
+        logged = await LoggingJob.start(store)
         for _ in range(10):
-            await talker.say(*("x" * 1000 for _ in range(BLOCK)), each=True)
-        await talker.end()
+            await logged.log(*("x" * 1000 for _ in range(BLOCK)), each=True)
+        await logged.end()
         hub = Fanout(store)
-        head = (await store.jobs.get(talker.id)).last_seq
+        head = (await store.jobs.get(logged.id)).last_seq
         for _ in range(2):
-            async with hub.follow(talker.id, tenant="default", after=0) as follower:
+            async with hub.follow(logged.id, tenant="default", after=0) as follower:
                 text = b"".join([piece async for piece in encoded_events(follower, "ndjson")])
                 assert [json.loads(line)["seq"] for line in text.splitlines()] == list(range(1, head + 1))
                 assert hub.kept_bytes <= 100_000 + 2 * BLOCK * 1200
@@ -125,8 +125,8 @@ async def test_a_thousand_followers_of_one_job_cost_one_reader(
     monkeypatch.setattr(Events, "heads", counted_heads)
     monkeypatch.setattr(Events, "page", counted_page)
     async with service.client() as client, opened(service.database_url) as store:
-        talker = await Talker.start(store)
-        followers = [asyncio.create_task(whole_stream(service, talker.id)) for _ in range(1_000)]
+        logged = await LoggingJob.start(store)
+        followers = [asyncio.create_task(whole_stream(service, logged.id)) for _ in range(1_000)]
 
         async def all_there() -> bool:
             return "holdfast_stream_followers 1000" in (await client.get("/metrics")).text
@@ -135,9 +135,9 @@ async def test_a_thousand_followers_of_one_job_cost_one_reader(
         assert asked["page"] <= 1, "the history until now is read once"
         looks, joined = await figure(client, "looks"), asked["heads"]
         for n in range(10):
-            await talker.say(f"line {n}")
+            await logged.log(f"line {n}")
         connections = await connections_of(store)
-        await talker.end()
+        await logged.end()
         texts = await asyncio.gather(*followers)
         assert len(set(texts)) == 1
         assert len(texts[0].splitlines()) == 13

@@ -12,7 +12,7 @@ from holdfast.duties.upload_cleaner import UploadCleaner
 from holdfast.errors import NotFound
 from holdfast.model import Role, Status, new_id
 from holdfast.runner.folder_artifacts import FolderArtifacts
-from holdfast.runner.uploads import given_files
+from holdfast.runner.uploads import input_files
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import Service, error_of, service_in_process
 
@@ -62,7 +62,7 @@ async def test_job_gets_copies_of_what_was_uploaded_and_keeps_them_until_it_is_g
         artifacts = FolderArtifacts(shared)
         sweep = UploadCleaner(workers.store, artifacts, grace=0, day=0)
         assert await sweep.run_once() == 1, "the upload is old, and both jobs are there"
-        assert given_files(artifacts, first["id"], [upload]).keys() == {"a.txt", "deep/b.txt"}
+        assert input_files(artifacts, first["id"], [upload]).keys() == {"a.txt", "deep/b.txt"}
         late = await client.post("/v1/jobs", json=cat(upload))
         assert (late.status_code, error_of(late)["details"]["what"]) == (404, "upload")
         for job in (first["id"], *bulk.json()["ids"]):  # 202: the worker is still removing the attempt's folder.
@@ -108,7 +108,7 @@ async def test_bad_forms_are_refused_and_leave_nothing(clean_url: str, tmp_path:
         for upload in (new_id(), "../../etc", "x", "*"):
             assert (await client.post("/v1/jobs", json=cat(upload))).status_code == 404
         with pytest.raises(NotFound):
-            given_files(FolderArtifacts(shared), new_id(), ["../../uploads"])
+            input_files(FolderArtifacts(shared), new_id(), ["../../uploads"])
 
 
 async def cut_in_the_middle(service: Service, shared: Path) -> None:

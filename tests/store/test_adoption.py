@@ -3,7 +3,8 @@
 import pytest
 
 from holdfast.model import Cause, Claimable, Outcome, Phase, Status, StopKind, StopPhase
-from tests.store.test_leases import PROCESS, RETRY, orphan
+from tests.store.test_leases import RETRY
+from tests.support.job_states import PROCESS, orphan
 from tests.support.store_harness import TTL, StoreHarness
 
 

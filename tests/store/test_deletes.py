@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.errors import Conflict, NotFound, StoreError
 from holdfast.model import Cause, Job, Outcome, Status
-from tests.store.test_jobs import in_status
+from tests.support.job_states import in_status
 from tests.support.store_harness import StoreHarness
 
 
@@ -62,7 +62,7 @@ async def test_forced_delete_of_a_running_job_is_finished_by_the_duty(harness: S
         await harness.get(job)
 
 
-async def paused_and_doomed(harness: StoreHarness) -> Job:
+async def paused_with_deletion_requested(harness: StoreHarness) -> Job:
     """A job that was to be deleted while it ran, and ended paused."""
     job = await harness.submit()
     (lease,) = await harness.claim(slots=1)
@@ -74,14 +74,14 @@ async def paused_and_doomed(harness: StoreHarness) -> Job:
 @pytest.mark.parametrize("verb", ["resolve", "cancel"])
 async def test_accepted_delete_survives_every_other_move(harness: StoreHarness, verb: str) -> None:
     """Proves C1."""
-    job = await paused_and_doomed(harness)
+    job = await paused_with_deletion_requested(harness)
     await getattr(harness.store.jobs, verb)(job.id)
     assert await harness.store.jobs.finish_deletions() == 1
 
 
 async def test_purge_of_a_paused_job_settles_its_dependants(harness: StoreHarness) -> None:
     """Proves N8."""
-    job = await paused_and_doomed(harness)
+    job = await paused_with_deletion_requested(harness)
     child = await harness.submit(needs=[job.id])
     assert await harness.store.jobs.finish_deletions() == 1
     assert await harness.status(child) is Status.FAILED

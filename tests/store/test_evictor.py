@@ -55,8 +55,8 @@ class Bench:
 
     async def build(self, lease: Lease, task: TaskPlan, size: int = 1000) -> str:
         await self.plans(lease, task)
-        turn = await self.store.snapshots.take(lease, task.snapshot)
-        assert turn.answer == "yours"
+        lock = await self.store.snapshots.take(lease, task.snapshot)
+        assert lock.answer == "yours"
         made = await self.evictor.copy(task.snapshot, self.workspace(size))
         new = NewSnapshot(
             id=task.snapshot,
@@ -196,7 +196,7 @@ async def test_builder_killed_at_any_step_leaves_a_whole_snapshot_or_none(
         assert (await store.snapshots.take(lease, found.hash)).answer == ("yours" if step == "remove" else "busy")
         await store.leases.clear("dying")
         assert await bench.build(lease, found.tasks[0]) == "published"
-        standing = await store.snapshots.stored_folders(bench.folders.names())
-        bench.folders.sweep(standing, grace=-1)
-        assert folders_left(bench) == list(standing)
-        assert len(standing) == 1
+        stored = await store.snapshots.stored_folders(bench.folders.names())
+        bench.folders.sweep(stored, grace=-1)
+        assert folders_left(bench) == list(stored)
+        assert len(stored) == 1

@@ -108,16 +108,16 @@ async def test_lane_head_blocker_and_pause(harness: StoreHarness) -> None:
     """Proves J17."""
     await worker(harness, queues={"default": 9})
     head = await harness.submit(lane="L")
-    behind = await harness.submit(lane="L")
-    (reason,) = await reasons(harness, behind)
+    later = await harness.submit(lane="L")
+    (reason,) = await reasons(harness, later)
     assert reason == Reason(about="lane", message=f"lane L: job {head.id} goes first and is queued", jobs=(head.id,))
     (lease,) = await harness.claim()
     await harness.fail(lease)
-    (reason,) = await reasons(harness, behind)
+    (reason,) = await reasons(harness, later)
     blocked = f"lane L is blocked by job {head.id}, which is failed; resume, resolve or dismiss it"
     assert reason == Reason(about="lane", message=blocked, jobs=(head.id,))
     await harness.store.lanes.pause("L")
-    (reason,) = await reasons(harness, behind)
+    (reason,) = await reasons(harness, later)
     assert reason.message == "lane L is paused; resume it"
 
 

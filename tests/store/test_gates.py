@@ -170,13 +170,13 @@ async def test_revived_dependant_blocks_its_lane_again(harness: StoreHarness) ->
     await harness.store.jobs.dismiss(child.id)
     await harness.store.jobs.resume(parent.id)
     assert not (await harness.get(child)).dismissed
-    behind = await harness.submit(lane="L")
+    later = await harness.submit(lane="L")
     (lease,) = await harness.claim(slots=1)
     await harness.finish(lease)
     (lease,) = await harness.claim()
     assert lease.id == child.id
     await harness.fail(lease)
-    assert (await harness.get(behind)).gate is Gate.LANE
+    assert (await harness.get(later)).gate is Gate.LANE
 
 
 async def test_resolve_counts_as_success_for_dependants(harness: StoreHarness) -> None:

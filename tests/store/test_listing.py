@@ -9,7 +9,9 @@ from random import Random
 from typing import Any
 
 import asyncpg
+import pytest
 
+from holdfast.errors import Invalid
 from holdfast.model import Job, Outcome, Status, new_id
 from holdfast.store import queries
 from holdfast.store.database import Database
@@ -235,3 +237,66 @@ def steps(connection: Connection, query: queries.NamedQuery, parameters: dict[st
     connection.run(query, parameters)
     connection.raw.set_progress_handler(None, 0)
     return count
+
+
+async def test_list_filters_by_every_field(harness: StoreHarness) -> None:
+    """Proves J14."""
+    one = await harness.submit(kind="build", labels={"team": "blue", "env": "prod"}, queue="a", lane="L1")
+    await harness.advance(10)
+    two = await harness.submit(kind="run", labels={"team": "blue"}, queue="b", hold=True)
+    await harness.advance(10)
+    three = await harness.submit(kind="run", labels={"team": "red"}, queue="a", lane="L2")
+    mine = harness.store.jobs
+
+    async def ids(**filters: Any) -> list[str]:
+        return [job.id for job in (await mine.list(**filters)).items]
+
+    assert await ids() == [three.id, two.id, one.id]
+    assert await ids(kind="run") == [three.id, two.id]
+    assert await ids(queue="a") == [three.id, one.id]
+    assert await ids(lane="L2") == [three.id]
+    assert await ids(status=[Status.PENDING]) == [two.id]
+    assert await ids(status=[Status.PENDING, Status.QUEUED]) == [three.id, two.id, one.id]
+    assert await ids(labels={"team": "blue"}) == [two.id, one.id]
+    assert await ids(labels={"team": "blue", "env": "prod"}) == [one.id]
+    assert await ids(labels={"nobody": "x"}) == []
+    assert await ids(since=START + timedelta(seconds=10)) == [three.id, two.id]
+    assert await ids(until=START + timedelta(seconds=10)) == [one.id]
+    assert await ids(tenant="someone") == []
+
+
+async def test_cursor_neither_skips_nor_repeats_while_jobs_change(harness: StoreHarness) -> None:
+    """Proves J14."""
+    ids: set[str] = set()
+    for _ in range(25):
+        ids |= set(await harness.store.jobs.submit_many([{"runner": "function", "spec": {"name": "f"}}] * 100))
+        await harness.advance(1)
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = await harness.store.jobs.list(limit=97, cursor=cursor)
+        seen += [job.id for job in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+        await harness.submit()  # newer than all pages
+        (lease,) = await harness.claim(slots=1)
+        await harness.finish(lease)
+    assert len(seen) == len(set(seen)) == 2_500
+    assert set(seen) == ids
+
+
+@pytest.mark.parametrize(
+    ("filters", "field"),
+    [
+        ({"limit": 0}, "limit"),
+        ({"limit": 1001}, "limit"),
+        ({"cursor": "nonsense"}, "cursor"),
+        ({"cursor": "MTIzLmFiYw=="}, "cursor"),
+        ({"since": START.replace(tzinfo=None)}, "since"),
+    ],
+)
+async def test_list_names_the_bad_filter(harness: StoreHarness, filters: dict[str, Any], field: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        await harness.store.jobs.list(**filters)
+    assert caught.value.field == field

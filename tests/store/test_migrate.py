@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable
@@ -11,10 +12,10 @@ from typing import Any
 
 import asyncpg
 import pytest
+from scripts import revisions
 
 from holdfast.errors import HoldfastError, SchemaMismatch, StoreUnreachable
 from holdfast.store.migrate import (
-    Migration,
     dialect_of,
     migrate,
     migrations,
@@ -23,15 +24,23 @@ from holdfast.store.migrate import (
     split_statements,
     version,
 )
+from holdfast.store.migration_plan import Migration
 from holdfast.store.postgres import PostgresDatabase
-from holdfast.store.queries import Dialect
 from holdfast.store.repeatable import repeatables
+from holdfast.store.sql_entries import Dialect
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect, open_store
-from tests.conftest import drop
+from tests.conftest import database_url, drop
 from tests.support.store_harness import StoreHarness
 
 SCHEMAS = Path(__file__).parent / "schema"
+JOB_RECORD = (
+    "id tenant kind queue capability lane lane_position status gate priority labels runner spec inputs held "
+    "dismissed attempts max_attempts attempt requested_at available_at started_at finished_at updated_at owner "
+    "token lease_expires_at orphaned_at phase domain stop_kind stop_phase stop_deadline_at exit_code "
+    "error_code error_message result progress usage seq policy reuse_key signature"
+)
+"""The first columns of the view of jobs, as they were released."""
 
 
 @pytest.fixture
@@ -40,12 +49,13 @@ async def empty_url(kind: str, tmp_path: Path, server: str) -> Any:
     if kind == "sqlite":
         yield f"sqlite:///{tmp_path / 'empty.db'}"
         return
+    name = f"holdfast_empty_{os.getpid()}"
     admin = await asyncpg.connect(server)
-    await admin.execute("DROP DATABASE IF EXISTS holdfast_empty WITH (FORCE)")
-    await admin.execute("CREATE DATABASE holdfast_empty")
+    await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    await admin.execute(f"CREATE DATABASE {name}")
     await admin.close()
-    yield server.rsplit("/", 1)[0] + "/holdfast_empty"
-    await drop(server, "holdfast_empty")
+    yield database_url(server, name)
+    await drop(server, name)
 
 
 async def dumped(database: Any) -> str:
@@ -124,17 +134,51 @@ async def test_unmigrated_schema_is_refused_with_the_way_out(empty_url: str) -> 
         await open_store(empty_url, listen=False)
 
 
-async def test_newer_schema_is_refused_with_the_way_out(kind: str, empty_url: str) -> None:
+NEWER = "INSERT INTO holdfast.migrations VALUES (999, 'future', {now}, 'checksum', {oldest})"
+
+
+async def add_newer_migration(database: SqliteDatabase | PostgresDatabase, oldest: int) -> None:
+    now = "1" if isinstance(database, SqliteDatabase) else "now()"
+    await run_sql(database, NEWER.format(now=now, oldest=oldest))
+
+
+async def test_newer_schema_is_refused_with_the_way_out(empty_url: str) -> None:
     """Proves O2."""
     database = await connect(empty_url, listen=False)
     await migrate(database)
-    insert = "INSERT INTO {}migrations VALUES (999, 'future', {})"
-    if isinstance(database, SqliteDatabase):
-        await database.migrate(lambda connection: connection.execute(insert.format("", "1")))
-    else:
-        await database.fetch(insert.format("holdfast.", "now()"))
-    with pytest.raises(SchemaMismatch, match=r"newer than this holdfast knows .*upgrade holdfast"):
-        await require_current(database)
+    await add_newer_migration(database, oldest=999)
+    for work in (migrate, pending, require_current):
+        with pytest.raises(SchemaMismatch, match=r"newer than this holdfast knows .*upgrade holdfast"):
+            await work(database)
+    await database.close()
+
+
+async def test_newer_schema_that_still_fits_is_used_and_left_alone(empty_url: str) -> None:
+    """During a rolling upgrade the old processes go on, and new ones of the old version start. Proves O2."""
+    database = await connect(empty_url, listen=False)
+    await migrate(database)
+    await add_newer_migration(database, oldest=1)
+    newer = "UPDATE holdfast.repeatables SET revision = 99, checksum = 'another' WHERE file = 'job_views'"
+    await run_sql(database, newer)
+    before = await dumped(database)
+    await require_current(database)
+    assert await pending(database) == await migrate(database) == []
+    assert await dumped(database) == before
+    await database.close()
+    async with await open_store(empty_url, listen=False) as store:
+        job = await store.jobs.submit({"runner": "process", "spec": {"command": ["true"]}})
+        assert (await store.jobs.get(job.id)).status == "queued"
+
+
+@pytest.mark.parametrize("difference", ["name = 'another'", "checksum = 'another'"])
+async def test_database_with_another_migration_of_a_number_is_refused(empty_url: str, difference: str) -> None:
+    """Its schema is not known, whatever its version. Proves O2."""
+    database = await connect(empty_url, listen=False)
+    await migrate(database)
+    await run_sql(database, f"UPDATE holdfast.migrations SET {difference} WHERE number = 1")
+    for work in (migrate, pending, require_current):
+        with pytest.raises(SchemaMismatch, match=r"migration 0001 \w+ of the database is not this"):
+            await work(database)
     await database.close()
 
 
@@ -164,7 +208,7 @@ async def test_changed_view_or_function_is_noticed_and_applied_again(empty_url: 
 @pytest.mark.parametrize(
     "newer",
     [
-        "UPDATE holdfast.repeatables SET revision = 99, checksum = 'another' WHERE file = 'job_views'",
+        "UPDATE holdfast.repeatables SET revision = 99, oldest = 99, checksum = 'another' WHERE file = 'job_views'",
         "UPDATE holdfast.repeatables SET file = 'unheard_of' WHERE file = 'job_views'",
     ],
 )
@@ -176,7 +220,7 @@ async def test_older_holdfast_leaves_newer_functions_alone(empty_url: str, newer
     await run_sql(database, "DROP VIEW holdfast.job_events")
     before = await dumped(database)
     for work in (migrate, pending, require_current):
-        with pytest.raises(SchemaMismatch, match="newer than this holdfast knows: upgrade holdfast"):
+        with pytest.raises(SchemaMismatch, match="newer than this holdfast can use: upgrade holdfast"):
             await work(database)
     assert await dumped(database) == before
     await database.close()
@@ -194,16 +238,55 @@ async def test_numbered_migration_is_followed_by_all_repeatable_files(empty_url:
         assert len((await store.events.page(job.id)).items) == 1
 
 
-PINNED = Path(__file__).parent / "schema" / "repeatables.txt"
-
-
 def test_changed_repeatable_file_has_another_revision() -> None:
     """A released revision never changes: an older holdfast is told from a newer one by it."""
+    assert {file.name for file in revisions.stale()} == set(), "`make schema` raises the revision in the first line"
     dialects: tuple[Dialect, ...] = ("postgres", "sqlite")
     found = [f"{d} {one.name} {one.revision} {one.checksum}" for d in dialects for one in repeatables(d)]
     if os.environ.get("HOLDFAST_WRITE_SCHEMA"):
-        PINNED.write_text("\n".join(found) + "\n")
-    assert found == PINNED.read_text().splitlines(), "raise the revision in the file's first line, then `make schema`"
+        revisions.RECORDED.write_text("\n".join(found) + "\n")
+    assert found == revisions.RECORDED.read_text().splitlines(), "`make schema` records the new revision"
+
+
+def test_changed_text_under_its_recorded_revision_is_found_and_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both for a file of both dialects and for one of Postgres."""
+    lines = revisions.RECORDED.read_text().splitlines()
+    changed = [line[:-1] + "x" if line.startswith(("sqlite job_views", "postgres submit ")) else line for line in lines]
+    (tmp_path / "recorded.txt").write_text("\n".join(changed))
+    shutil.copytree(revisions.FILES, tmp_path / "files")
+    before = revisions.recorded()
+    monkeypatch.setattr(revisions, "RECORDED", tmp_path / "recorded.txt")
+    monkeypatch.setattr(revisions, "FILES", tmp_path / "files")
+    revisions.write()
+    firsts = [
+        (tmp_path / "files" / file).read_text().splitlines()[0] for file in ("job_views.sql", "postgres/submit.sql")
+    ]
+    raised = [before["sqlite", "job_views"][0] + 1, before["postgres", "submit"][0] + 1]
+    assert firsts == [f"-- revision: {revision}" for revision in raised]
+
+
+FROZEN = Path(__file__).parent / "schema" / "migrations.txt"
+
+
+def test_released_migration_never_changes() -> None:
+    """Databases that have it would differ from new ones. `make schema` adds the lines of new migrations only."""
+    dialects: tuple[Dialect, ...] = ("postgres", "sqlite")
+    found = {f"{d} {one.label}": one.checksum for d in dialects for one in migrations(d)}
+    frozen = dict(line.rsplit(" ", 1) for line in FROZEN.read_text().splitlines())
+    if os.environ.get("HOLDFAST_WRITE_SCHEMA"):
+        frozen = {**found, **frozen}
+        FROZEN.write_text("".join(f"{name} {checksum}\n" for name, checksum in sorted(frozen.items())))
+    assert found == frozen, "a released migration stays as it is: add another one, then `make schema`"
+
+
+def test_each_later_migration_names_the_oldest_version_that_may_still_run() -> None:
+    dialects: tuple[Dialect, ...] = ("postgres", "sqlite")
+    for dialect in dialects:
+        assert all(1 <= one.oldest <= one.number for one in migrations(dialect))
+    with pytest.raises(ValueError, match="the first line of migration 0002 more is not `-- oldest: n`"):
+        _ = Migration(2, "more", "CREATE TABLE more (n integer);").oldest
 
 
 def test_repeatable_files_hold_no_data() -> None:
@@ -213,6 +296,15 @@ def test_repeatable_files_hold_no_data() -> None:
         for one in repeatables(dialect):
             made = set(re.findall(r"^(?:CREATE(?: OR REPLACE)?|ALTER|DROP) (\w+)", one.sql, re.MULTILINE))
             assert made <= {"VIEW", "FUNCTION", "TRIGGER"}, one.name
+
+
+def test_views_keep_the_columns_that_they_had_and_their_order() -> None:
+    """Postgres replaces a view only if its first columns stay; a fresh database would not notice."""
+    (views,) = (one for one in repeatables("postgres") if one.name == "job_views")
+    found = re.search(r"VIEW holdfast.job_records AS\nSELECT\n(.*?)\nFROM", views.sql, re.DOTALL)
+    assert found is not None
+    names = " ".join(re.split(r"\.| AS ", column.strip())[-1] for column in found[1].split(","))
+    assert names.startswith(JOB_RECORD)
 
 
 def test_statements_are_split_where_they_end() -> None:
@@ -247,11 +339,11 @@ def test_command_line_migrates_shows_and_explains(kind: str, empty_url: str) -> 
     """Proves O2."""
     planned = holdfast("migrate", "--database-url", empty_url, "--dry-run", "--show-sql")
     assert planned.returncode == 0, planned.stderr
-    assert "would apply 0001 core" in planned.stdout
+    assert "would apply 0001 schema" in planned.stdout
     assert "CREATE TABLE" in planned.stdout
-    assert "would apply 0001 core" in holdfast("migrate", "--dry-run", HOLDFAST_DATABASE_URL=empty_url).stdout
+    assert "would apply 0001 schema" in holdfast("migrate", "--dry-run", HOLDFAST_DATABASE_URL=empty_url).stdout
     done = holdfast("migrate", HOLDFAST_DATABASE_URL=empty_url)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "applied 0001 core")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "applied 0001 schema")
     again = holdfast("migrate", DATABASE_URL=empty_url)
     assert (again.returncode, again.stdout.strip()) == (0, "nothing to do: the schema is current")
 
@@ -264,53 +356,6 @@ def test_command_line_says_what_is_wrong() -> None:
     assert bad.returncode == 2
     for problem in ("HOLDFAST_LEASE_TTL", "HOLDFAST_SCHEMA", "mysql"):
         assert problem in bad.stderr
-
-
-OLD_ID = "01980000-0000-7000-8000-000000000001"
-OLD_JOB = (
-    "INSERT INTO {schema}jobs (id, tenant, queue, capability, priority, status, gate, max_attempts,"
-    " requested_at, available_at, updated_at)"
-    " VALUES ('{id}', 'default', 'default', 'process', 0, 'queued', 'open', 1, {at}, {at}, {at})"
-)
-OLD_SPEC = (
-    "INSERT INTO {schema}specs (id, tenant, kind, requested_at, runner, spec, inputs, labels)"
-    " VALUES ('{id}', 'default', 'run', {at}, 'process', '{{}}', '{{}}', '{{\"team\":\"blue\"}}')"
-)
-
-
-async def add_old_job(database: SqliteDatabase | PostgresDatabase) -> None:
-    """Add a job to a database that was not migrated to the end."""
-    for sql in (OLD_JOB, OLD_SPEC):
-        if isinstance(database, SqliteDatabase):
-            await database.migrate(methodcaller("execute", sql.format(schema="", id=OLD_ID, at=1)))
-        else:
-            await database.fetch(sql.format(schema="holdfast.", id=OLD_ID, at="'2026-01-17T09:00:00Z'"))
-
-
-async def test_labels_of_a_store_from_before_lists_are_found(kind: str, empty_url: str) -> None:
-    """Proves O2, J14."""
-    database = await connect(empty_url, listen=False)
-    await migrate(database, upto=2)
-    await add_old_job(database)
-    await migrate(database)
-    async with Store(database) as store:
-        assert [job.id for job in (await store.jobs.list(labels={"team": "blue"})).items] == [OLD_ID]
-
-
-async def test_jobs_from_before_any_runner_are_kept(kind: str, empty_url: str) -> None:
-    """On SQLite their specs are copied; indexes, views and the trigger that removes labels are made again."""
-    database = await connect(empty_url)
-    await migrate(database, upto=2)
-    await add_old_job(database)
-    await migrate(database, upto=15)
-    assert next(step.label for step in await migrate(database)) == "0016 any_runner"
-    async with Store(database) as store:
-        assert [job.id for job in (await store.jobs.list(labels={"team": "blue"})).items] == [OLD_ID]
-        assert (await store.jobs.get(OLD_ID)).runner == "process"
-        assert len((await store.events.page(OLD_ID)).items) == 1
-        await store.jobs.cancel(OLD_ID)
-        await store.jobs.delete(OLD_ID)
-        assert (await store.jobs.list(labels={"team": "blue"})).items == []
 
 
 @pytest.mark.parametrize("name", ["function:resize", "Process", "", "a" * 64])

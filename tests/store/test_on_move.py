@@ -1,12 +1,12 @@
 """Every statement that moves jobs passes the hook, in its own transaction: proved by its text and by a subscriber."""
 
+import contextlib
 import itertools
 import json
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import NamedTuple
 
 import asyncpg
@@ -15,7 +15,10 @@ import pytest
 from holdfast.model import Cause, Outcome, Status
 from holdfast.store import Store, queries
 from holdfast.store.database import Tx
+from holdfast.store.migrate import migrate
 from holdfast.store.postgres import PostgresDatabase
+from holdfast.store.repeatable import repeatables
+from holdfast.store.sql_entries import Dialect, texts
 from holdfast.store.store import connect
 from holdfast.store.transitions import lock_job
 from holdfast.timing import ManualClock
@@ -24,8 +27,6 @@ from tests.support.query_plans import generic_plan
 from tests.support.store_harness import START, StoreHarness
 
 parse = queries.parse
-SQL = Path(queries.__file__).parent / "sql"
-MIGRATIONS = SQL.with_name("migrations")
 STATUS_SET = re.compile(r"UPDATE (?:holdfast\.)?jobs\b(?:(?!\bUPDATE\b)[^;])*?(?:\bSET|,)\s+status = ")
 ADDED_OR_DELETED = re.compile(r"(?:INSERT INTO|DELETE FROM) (?:holdfast\.)?jobs\b")
 COLUMNS = ["id", "tenant", "queue", "old_status", "new_status", "seq", "changed_at"]
@@ -64,6 +65,12 @@ class MovesHarness(StoreHarness):
                 rows = [row[0] for row in connection.execute("SELECT changes FROM moves_seen ORDER BY rowid")]
         return [[Seen(*move) for move in json.loads(row)] for row in rows]
 
+    async def accepted(self) -> list[tuple[str, str | None, int]]:
+        """The new jobs that were seen, in order: id, status, seq."""
+        seen = [move for moves in await self.statements() for move in moves if move.old_status is None]
+        assert all(move.tenant and move.queue and move.changed_at for move in seen)
+        return [(move.id, move.new_status, move.seq) for move in seen]
+
     async def moves(self, job: str) -> list[tuple[str | None, str | None]]:
         """The moves of a job after it was accepted, which follow each other without a gap."""
         seen = [move for moves in await self.statements() for move in moves if move.id == job and move.old_status]
@@ -86,6 +93,7 @@ async def moving(kind: str, clean_url: str, monkeypatch: pytest.MonkeyPatch) -> 
         await harness.sync_clock()
         if isinstance(store.database, PostgresDatabase):
             await store.database.fetch("CREATE TABLE holdfast.moves_seen (n serial PRIMARY KEY, changes text)")
+            await migrate(store.database)
         else:
             with closing(sqlite3.connect(file_of(clean_url))) as connection:
                 connection.execute("CREATE TABLE moves_seen (changes TEXT)")
@@ -94,21 +102,18 @@ async def moving(kind: str, clean_url: str, monkeypatch: pytest.MonkeyPatch) -> 
             await assert_healthy(store)
         finally:
             if isinstance(store.database, PostgresDatabase):
+                monkeypatch.undo()
+                await migrate(store.database)
                 await store.database.fetch("DROP TABLE holdfast.moves_seen")
 
 
-def entries(dialect: str) -> dict[str, str]:
+def entries(dialect: Dialect) -> dict[str, str]:
     """The text of every entry, without comments other than the directive."""
-    found = {}
-    for file in (SQL / dialect).glob("*.sql"):
-        parts = re.split(r"^-- name: (\w+)\n", file.read_text(), flags=re.MULTILINE)
-        for name, body in zip(parts[1::2], parts[2::2], strict=True):
-            found[name] = re.sub(r"--(?! moves$)[^\n]*", "", body, flags=re.MULTILINE)
-    return found
+    return {name: re.sub(r"--(?! moves$)[^\n]*", "", text, flags=re.MULTILINE) for name, text in texts(dialect).items()}
 
 
 @pytest.mark.parametrize(("dialect", "moving"), [("postgres", MOVING), ("sqlite", MOVING | {"submit"})])
-def test_every_statement_that_moves_jobs_has_the_hook(dialect: str, moving: set[str]) -> None:
+def test_every_statement_that_moves_jobs_has_the_hook(dialect: Dialect, moving: set[str]) -> None:
     """By its text. A new statement that sets `status`, or adds or deletes jobs, fails here until it says what moved."""
     found = entries(dialect)
     movers = {name for name, text in found.items() if STATUS_SET.search(text) or ADDED_OR_DELETED.search(text)}
@@ -121,27 +126,54 @@ def test_every_statement_that_moves_jobs_has_the_hook(dialect: str, moving: set[
         assert [re.split(r"\.| AS ", column)[-1].strip() for column in columns.split(", ")] == COLUMNS, name
 
 
-def test_jobs_are_added_on_postgres_by_one_function_only() -> None:
-    """The function of the newest migration that has one is what a subscriber to new jobs has to be added to."""
-    added = [
-        file.name
-        for file in sorted(MIGRATIONS.glob("postgres/*.sql"))
-        if "INSERT INTO holdfast.jobs" in file.read_text()
-    ]
-    assert added
-    newest = (MIGRATIONS / "postgres" / added[-1]).read_text()
-    assert newest.count("INSERT INTO holdfast.jobs") == 1
-    for file in MIGRATIONS.glob("postgres/*.sql"):
-        assert not STATUS_SET.search(file.read_text()), file.name
+def test_jobs_are_added_on_postgres_by_one_function_only_which_has_the_hook() -> None:
+    """By its text. Callers in any language come through it, and a subscriber is added to it when it is applied."""
+    files = {one.name: one.sql for one in repeatables("postgres")}
+    assert {name for name, sql in files.items() if ADDED_OR_DELETED.search(sql) or STATUS_SET.search(sql)} == {"submit"}
+    assert files["submit"].count("INSERT INTO holdfast.jobs") == 1
+    (columns,) = re.findall(r"\), moves AS \(\n\s*SELECT (.*?)\n\s*FROM", files["submit"], re.DOTALL)
+    assert [re.split(r"\.| AS ", column)[-1].strip() for column in columns.split(", ")] == COLUMNS
 
 
-def test_a_statement_is_unchanged_without_a_subscriber() -> None:
+def test_a_statement_is_unchanged_without_a_subscriber(monkeypatch: pytest.MonkeyPatch) -> None:
     """On SQLite nothing more runs; on Postgres nothing reads the CTE."""
+    monkeypatch.setattr(queries, "subscribers", lambda dialect: ())
     for query in queries.load("sqlite").values():
         assert not any("moves" in statement.text for statement in query.statements), query.name
     for query in queries.load("postgres").values():
         (statement,) = query.statements
         assert len(re.findall(r"\bmoves\b", statement.text)) <= 1, query.name
+
+
+async def test_subscriber_sees_every_new_job_once(moving: MovesHarness) -> None:
+    """Submitted alone, together, held, with a lane, again with the same key; not the ones that were joined."""
+    process = {"runner": "process", "spec": {"command": ["true"]}}
+    one = await moving.store.jobs.submit(process)
+    held = await moving.store.jobs.submit({**process, "hold": True, "lane": "L"})
+    many = await moving.store.jobs.submit_many([process, {**process, "reuse_key": "k"}], key="once")
+    await moving.store.jobs.submit_many([process, {**process, "reuse_key": "k"}], key="once")
+    await moving.store.jobs.submit({**process, "reuse_key": "k"})
+    wanted = [(one.id, "queued", 1), (held.id, "pending", 1), *((job, "queued", 1) for job in many)]
+    assert sorted(await moving.accepted()) == sorted(wanted)
+    assert len(await moving.statements()) == 3, "one row for all jobs of a call"
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_subscriber_sees_a_submit_by_sql_in_its_transaction(moving: MovesHarness, clean_url: str) -> None:
+    connection = await asyncpg.connect(clean_url)
+    submit = "SELECT id::text FROM holdfast.holdfast_submit($1)"
+    jobs = json.dumps([{"runner": "process", "spec": {"command": ["true"]}}] * 2)
+    try:
+        with contextlib.suppress(ZeroDivisionError):
+            async with connection.transaction():
+                await connection.fetch(submit, jobs)
+                assert await connection.fetchval("SELECT count(*) FROM holdfast.moves_seen") == 1
+                raise ZeroDivisionError
+        assert await moving.statements() == []
+        rows = await connection.fetch(submit, jobs)
+    finally:
+        await connection.close()
+    assert sorted(await moving.accepted()) == sorted((row["id"], "queued", 1) for row in rows)
 
 
 async def test_subscriber_sees_what_workers_do(moving: MovesHarness) -> None:
@@ -247,8 +279,8 @@ async def test_plans_do_the_same_as_without_the_hook(clean_url: str, monkeypatch
         await connection.close()
 
 
-def without_moves(text: str, added: Sequence[str] = ()) -> list[queries.NamedQuery]:
-    """Read a file of statements as if none had the hook."""
+def without_moves(name: str, text: str, added: Sequence[str] = ()) -> queries.NamedQuery:
+    """Read a statement as if it had no hook."""
     stripped = re.sub(r"\), moves AS \(\n.*?\n\)", ")", text, flags=re.DOTALL)
     assert "moves AS" not in stripped
-    return parse(stripped, added)
+    return parse(name, stripped, added)

@@ -8,9 +8,9 @@ import pytest
 from holdfast.duties import orphan_settler
 from holdfast.model import Beat, Cause, Gate, LaneState, Lease, Status
 from holdfast.store import notify
+from tests.support.job_states import PROCESS
 from tests.support.store_harness import TTL, StoreHarness
 
-PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
 GRACE = 300.0
 
 
@@ -47,7 +47,7 @@ async def stranded(harness: StoreHarness, **fields: Any) -> Lease:
     return lease
 
 
-async def told(harness: StoreHarness, lease: Lease, type: str) -> list[Any]:
+async def events_of(harness: StoreHarness, lease: Lease, type: str) -> list[Any]:
     return [event.data for event in await harness.events(lease) if event.type == type]
 
 
@@ -68,7 +68,7 @@ async def test_all_leases_of_a_dead_worker_are_handed_over_at_once(harness: Stor
     assert [await harness.finish(lease) for lease in mine] == [None, None]
     adopted = await harness.adopt(worker="w3")
     assert {(lease.id, lease.token) for lease in adopted} == {(lease.id, lease.token + 2) for lease in mine}
-    assert (await told(harness, mine[0], "lease"))[0] == {
+    assert (await events_of(harness, mine[0], "lease"))[0] == {
         "lease": "handed_over",
         "worker": "w1",
         "token": 2,
@@ -102,7 +102,7 @@ async def unknown(harness: StoreHarness, worker: str = "w1") -> Sequence[Beat]:
 async def test_lease_whose_claim_reply_was_lost_is_released(harness: StoreHarness) -> None:
     """Proves L7, L13."""
     function, laned = await harness.submit(), await harness.submit(lane="L")
-    behind = await harness.submit(lane="L")
+    later = await harness.submit(lane="L")
     process = await harness.submit(**PROCESS)
     await harness.claim()
     await harness.claim_process()
@@ -117,7 +117,7 @@ async def test_lease_whose_claim_reply_was_lost_is_released(harness: StoreHarnes
     record = await harness.get(process)
     assert (record.status, record.lease, record.orphaned_at) == (Status.RUNNING, None, harness.clock.now())
     assert {lease.id for lease in await harness.claim()} == {function.id, laned.id}
-    assert await harness.status(behind) is Status.QUEUED
+    assert await harness.status(later) is Status.QUEUED
     assert [lease.id for lease in await harness.adopt()] == [process.id]
 
 

@@ -12,12 +12,12 @@ from holdfast.store import queries
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION
 from holdfast.store.postgres_parameters import prepare
+from holdfast.store.sql_entries import Dialect, texts
 from holdfast.store.sqlite import SqliteDatabase
 from tests.conftest import clone, drop
 from tests.support.bulk_data import fill_postgres
 from tests.support.query_plans import generic_plan, sqlite_connection, sqlite_explain
 
-SQL = Path(queries.__file__).parent / "sql"
 OF_LISTS = frozenset({"jobs_waiting", "jobs_ended", "jobs_of_lane", "specs_of_kind", "labels_listed"})
 """Indexes of all jobs that there ever were, or that wait; only a list walks along them, a page at a time."""
 LISTS = frozenset({"list_jobs", "list_ranges", "waiting_depths"})
@@ -27,12 +27,10 @@ PARTIAL = "SELECT c.relname FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.i
 NAME = re.compile(r"\b[a-z]+_[a-z_]+\b")
 
 
-def promised(dialect: queries.Dialect) -> dict[str, frozenset[str]]:
+def promised(dialect: Dialect) -> dict[str, frozenset[str]]:
     """Return the indexes that the comment of each statement names after the word Uses."""
-    texts = "\n".join(file.read_text() for file in sorted((SQL / dialect).glob("*.sql")))
-    parts = re.split(r"^-- name: (\w+)\n", texts, flags=re.MULTILINE)
     found = {}
-    for name, body in zip(parts[1::2], parts[2::2], strict=True):
+    for name, body in texts(dialect).items():
         comment = " ".join(line.removeprefix("-- ") for line in body.splitlines() if line.startswith("-- "))
         found[name] = frozenset(
             index for said in re.findall(r"\bUses ([^.:]*)", comment) for index in NAME.findall(said)
@@ -52,7 +50,7 @@ async def sqlite_plans(folder: Path) -> dict[str, list[tuple[str, str]]]:
         }
 
 
-KEYS = frozenset({"events_pkey", "attempts_pkey", "lanes_pkey", "snapshots_folder", "tokens_hash"})
+KEYS = frozenset({"jobs_pkey", "events_pkey", "attempts_pkey", "lanes_pkey", "snapshots_folder", "tokens_hash"})
 """Keys, which SQLite calls otherwise."""
 
 

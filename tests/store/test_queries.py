@@ -11,13 +11,14 @@ from holdfast.store import queries
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION
 from holdfast.store.postgres_parameters import prepare
+from holdfast.store.sql_entries import Dialect, entries
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect
 from tests.conftest import clone, drop
 from tests.support.bulk_data import DUE, ENDED, MIXED, fill_postgres, fill_sqlite
 from tests.support.query_plans import plan_of, sqlite_connection, sqlite_explain
 
-SQL = Path(queries.__file__).parent / "sql"
+DIALECTS: tuple[Dialect, ...] = ("postgres", "sqlite")
 LINE = {
     "n": 0,
     "tenant_n": 0,
@@ -51,23 +52,16 @@ TENANTS = {
 def test_both_dialects_have_the_same_statements_with_the_same_parameters() -> None:
     postgres, sqlite = queries.load("postgres"), queries.load("sqlite")
     # Postgres accepts jobs in its SQL function.
-    own = {query.name for query in queries.parse((SQL / "sqlite" / "submit.sql").read_text())}
-    assert set(postgres) - {"submit", "submit_one"} == set(sqlite) - own
-    del postgres["submit"], postgres["submit_one"]
-    for name, query in postgres.items():
-        assert query.parameters == sqlite[name].parameters, name
-
-
-def test_each_noun_has_a_file_in_both_dialects() -> None:
-    names = {dialect: {file.name for file in (SQL / dialect).glob("*.sql")} for dialect in ("postgres", "sqlite")}
-    assert names["sqlite"] - {"session.sql", "submit.sql"} == names["postgres"]
+    own = {entry.name for entry in entries() if entry.file == "submit.sql"}
+    assert set(postgres) - own == set(sqlite) - own
+    for name in set(postgres) - own:
+        assert postgres[name].parameters == sqlite[name].parameters, name
 
 
 def test_every_update_of_a_running_job_by_its_owner_is_fenced_by_the_token() -> None:
     """Proves L4."""
     fenced = ("start", "beat", "advance_stop", "finish", "hand_over", "append_events", "lock_lease")
-    dialects: tuple[queries.Dialect, ...] = ("postgres", "sqlite")
-    for dialect in dialects:
+    for dialect in DIALECTS:
         loaded = queries.load(dialect)
         for name in fenced:
             text = " ".join(statement.text for statement in loaded[name].statements)

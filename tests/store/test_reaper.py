@@ -67,7 +67,8 @@ async def test_reaping_wakes_those_who_can_adopt(harness: StoreHarness) -> None:
         assert len(await harness.store.leases.reap()) == 1
         assert notify.ORPHAN in await signal.wait(1)
         assert await harness.store.leases.reap() == []
-        assert await signal.wait(0) == set()
+        # On SQLite the write of the first pass may be reported only now, as a change of any kind.
+        assert notify.ORPHAN not in await signal.wait(0)
 
 
 async def test_expiry_of_most_owners_is_reaped_only_after_one_ttl(harness: StoreHarness) -> None:
@@ -245,7 +246,7 @@ async def test_workers_that_die_one_after_the_other_are_reaped_without_delay(har
 
 async def test_orphan_that_wears_out_its_adopters_is_paused_whatever_the_reaper_doubts(harness: StoreHarness) -> None:
     """Proves L3. Its adopters may kill every leader too: each begins with a first look."""
-    (worn,) = await owners(harness, "w0")
+    (failed_adoptions,) = await owners(harness, "w0")
     for n in range(1, 6):
         await harness.advance(10 * TTL)
         await harness.store.leases.reap()
@@ -254,7 +255,7 @@ async def test_orphan_that_wears_out_its_adopters_is_paused_whatever_the_reaper_
     await harness.advance(10 * TTL)
     await harness.store.leases.reap()
     await watching(harness)
-    assert (await harness.get(worn)).status is Status.PAUSED
+    assert (await harness.get(failed_adoptions)).status is Status.PAUSED
 
 
 async def test_reaper_that_cannot_write_reaps_nothing(harness: StoreHarness) -> None:

@@ -98,10 +98,10 @@ async def test_one_builds_and_the_others_wait_and_reuse(harness: StoreHarness) -
     """Proves P4, P5."""
     leases = [await building(harness, worker=f"w{n}") for n in range(4)]
     snapshots = harness.store.snapshots
-    turns = await asyncio.gather(*(snapshots.take(lease, name("a")) for lease in leases))
-    assert sorted(turn.answer for turn in turns) == ["busy", "busy", "busy", "yours"]
-    builder = next(lease for lease, turn in zip(leases, turns, strict=True) if turn.answer == "yours")
-    assert {turn.job for turn in turns if turn.answer == "busy"} == {builder.id}
+    locks = await asyncio.gather(*(snapshots.take(lease, name("a")) for lease in leases))
+    assert sorted(lock.answer for lock in locks) == ["busy", "busy", "busy", "yours"]
+    builder = next(lease for lease, lock in zip(leases, locks, strict=True) if lock.answer == "yours")
+    assert {lock.job for lock in locks if lock.answer == "busy"} == {builder.id}
     assert (await snapshots.take(builder, name("a"))).answer == "yours", "asking again changes nothing"
     assert await snapshots.publish(builder, new("a")) == "published"
     assert await snapshots.publish(builder, new("a")) == "published", "its first answer was lost"
@@ -174,8 +174,8 @@ async def test_one_of_concurrent_publishers_wins(harness: StoreHarness) -> None:
     leases = [await building(harness, worker=f"w{n}") for n in range(4)]
 
     async def build(n: int, lease: Lease) -> str:
-        turn = await snapshots.take(lease, name("a"))
-        return await snapshots.publish(lease, new("a", folder=f"folder{n}")) if turn.answer == "yours" else turn.answer
+        lock = await snapshots.take(lease, name("a"))
+        return await snapshots.publish(lease, new("a", folder=f"folder{n}")) if lock.answer == "yours" else lock.answer
 
     for _ in range(20):
         answers = await asyncio.gather(*(build(n, lease) for n, lease in enumerate(leases)))

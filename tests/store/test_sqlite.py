@@ -44,7 +44,7 @@ async def test_heartbeat_overtakes_waiting_writes(harness: StoreHarness) -> None
         order.append(name)
 
     async with asyncio.TaskGroup() as group:
-        # Enough for two rounds of the writer: the first is stuck behind the lock, the beat overtakes the second.
+        # Enough for two rounds of the writer: the first waits for the lock, the beat overtakes the second.
         for _ in range(80):
             group.create_task(note("submit", asyncio.ensure_future(harness.store.jobs.submit(JOB))))
         await asyncio.sleep(0)  # Twice, so that the submits are in the writer's queue before the heartbeat is.

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.model import Cause, Error, Outcome, Status, StopKind, StopPhase
-from tests.store.test_jobs import PROCESS, in_status
+from tests.support.job_states import PROCESS, in_status
 from tests.support.store_harness import TTL, StoreHarness
 
 

@@ -40,7 +40,7 @@ async def statuses(harness: StoreHarness, lease: Lease) -> list[str]:
     ]
 
 
-async def told(harness: StoreHarness, lease: Lease) -> list[tuple[str | None, Any]]:
+async def task_events(harness: StoreHarness, lease: Lease) -> list[tuple[str | None, Any]]:
     return [(event.task, event.data) for event in await harness.events(lease) if event.type == "task"]
 
 
@@ -72,7 +72,7 @@ async def test_tasks_run_in_order_with_events(harness: StoreHarness) -> None:
     assert await statuses(harness, lease) == ["a succeeded cached", "b failed", "c pending"]
     one = (await tasks.list(lease.id))[1]
     assert (one.started_at, one.ended_at, one.exit_code) == (began, harness.clock.now(), 3)
-    assert await told(harness, lease) == [
+    assert await task_events(harness, lease) == [
         (None, {"plan": name("c"), "tasks": ["a", "b", "c"]}),
         ("a", {"status": "succeeded", "cached": True, "snapshot": name("a")}),
         ("b", {"status": "running"}),
@@ -130,7 +130,7 @@ async def test_drift_replaces_the_plan_in_one_transaction(harness: StoreHarness)
     after = await tasks.list(lease.id)
     assert after[0] == before[0], "what this job ran keeps its times"
     assert [task.snapshot for task in after] == [name("a"), name("b2"), name("c2")]
-    assert (await told(harness, lease))[-1] == (
+    assert (await task_events(harness, lease))[-1] == (
         None,
         {"plan": name("c2"), "tasks": ["a", "b", "c"], "replanned": True},
     )

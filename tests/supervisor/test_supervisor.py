@@ -131,7 +131,7 @@ class TestEnds:
         assert attempt.status(second) == 120
         assert attempt.folder.alive()
         assert attempt.folder.exit() is None
-        attempt.tell("kill")
+        attempt.command("kill")
         attempt.status(first)
 
     def test_of_many_concurrent_supervisors_one_runs(self, attempt: SupervisedAttempt) -> None:
@@ -287,7 +287,7 @@ class TestTasks:
         script = (shell("echo one"), shell(f"echo two; {FOREVER}"), shell("echo three"))
         attempt.start(tasks=tuple(WireTask(name=f"t{i}", argv=argv) for i, argv in enumerate(script)))
         attempt.wait_for_output(b"two")
-        attempt.tell("stop", kind="cancel", grace=0.1)
+        attempt.command("stop", kind="cancel", grace=0.1)
         exit = attempt.end()
         assert exit.cause == ExitCause.CANCELLED
         assert [(task.name, task.cause) for task in exit.tasks] == [("t0", "exit"), ("t1", "cancelled")]
@@ -375,7 +375,7 @@ class TestCosts:
         rollup = Path(f"/proc/{attempt.pid}/smaps_rollup").read_text()
         # What is clean is the program itself, shared by all supervisors.
         assert int(rollup.partition("Private_Dirty:")[2].split()[0]) < 300
-        attempt.tell("kill")
+        attempt.command("kill")
 
     def test_program_prints_its_version(self, attempt: SupervisedAttempt) -> None:
         """An old supervisor outlives an upgrade of the package; its files carry the version too."""

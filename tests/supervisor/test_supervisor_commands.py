@@ -40,23 +40,23 @@ class TestCommands:
         """Proves R3: an adopter raises the token; after that its predecessor has no say."""
         attempt.start(*shell(f"echo ready; {FOREVER}"), token=5)
         attempt.wait_for_output(b"ready")
-        assert attempt.tell("hold", token=5).ok
-        raised = attempt.tell("hold", token=8)
+        assert attempt.command("hold", token=5).ok
+        raised = attempt.command("hold", token=8)
         assert raised.ok
         assert raised.highest_token == 8
         for verb in ("hold", "beat", "stop", "kill"):
-            stale = attempt.tell(verb, token=7, stop_after=boottime() + 9 if verb == "beat" else None)
+            stale = attempt.command(verb, token=7, stop_after=boottime() + 9 if verb == "beat" else None)
             assert not stale.ok
             assert (stale.why, stale.token, stale.highest_token, stale.reason) == ("stale token", 7, 8, "")
         assert attempt.folder.exit() is None
-        assert attempt.tell("kill", token=9).ok
+        assert attempt.command("kill", token=9).ok
         assert attempt.end().token == 9
 
     def test_stop_ends_as_the_kind_that_was_asked_for(self, attempt: SupervisedAttempt) -> None:
         """Proves R20."""
         attempt.start(*shell(f"trap 'echo bye; exit 0' TERM; echo ready; {FOREVER}"))
         attempt.wait_for_output(b"ready")
-        ack = attempt.tell("stop", kind="interrupt", grace=60)
+        ack = attempt.command("stop", kind="interrupt", grace=60)
         assert (ack.ok, ack.verb, ack.reason) == (True, "stop", "interrupted")
         exit = attempt.end()
         assert ending(exit) == (ExitCause.INTERRUPTED, 0, None)
@@ -67,10 +67,10 @@ class TestCommands:
         """Proves R8."""
         attempt.start(*shell(STUBBORN))
         attempt.wait_for_output(b"ready")
-        assert attempt.tell("stop", kind="interrupt", grace=600).ok
-        assert attempt.tell("stop", kind="cancel", grace=900).reason == "interrupted"
+        assert attempt.command("stop", kind="interrupt", grace=600).ok
+        assert attempt.command("stop", kind="cancel", grace=900).reason == "interrupted"
         assert attempt.folder.exit() is None
-        assert attempt.tell("kill", kind="cancel").ok
+        assert attempt.command("kill", kind="cancel").ok
         exit = attempt.end()
         assert ending(exit) == (ExitCause.INTERRUPTED, None, signal.SIGKILL)
         assert len(attempt.events("signalled")) == 1
@@ -80,7 +80,7 @@ class TestCommands:
         attempt.start(*shell("sleep 600 & echo main=$$ ; exit 3"), drain=600)
         main = attempt.number("main")
         eventually(lambda: not running(main))
-        assert attempt.tell("stop", kind="cancel", grace=0).reason == ""
+        assert attempt.command("stop", kind="cancel", grace=0).reason == ""
         exit = attempt.end()
         assert ending(exit) == (ExitCause.EXIT, 3, None)
         assert exit.killed
@@ -92,7 +92,7 @@ class TestCommands:
         attempt.supervise("--copy", wrap=AS_PID_1)
         attempt.wait_for_output(b"orphan")
         assert attempt.number("pid") == 1
-        assert attempt.tell("stop", kind="cancel", grace=60).ok
+        assert attempt.command("stop", kind="cancel", grace=60).ok
         exit = attempt.end()
         assert ending(exit) == (ExitCause.CANCELLED, None, signal.SIGTERM)
         assert not exit.killed
@@ -114,7 +114,7 @@ class TestCommands:
         seen: list[Frame] = []
         while len(seen) < 10:
             seen += eventually(first.read)
-        assert attempt.tell("hold", token=6).ok
+        assert attempt.command("hold", token=6).ok
         committed = first.offsets[Stream.STDOUT]
         exit = attempt.end()
         rest = attempt.frames(stdout=committed)
@@ -152,11 +152,11 @@ class TestCommands:
         attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.wait_for_output(b"ready")
         place(attempt, "bad", data)
-        ack = attempt.answer("bad")
+        ack = attempt.ack_of("bad")
         assert not ack.ok
         assert ack.why == why
         assert list((attempt.folder.path / "cmd").iterdir()) == []
-        assert attempt.tell("kill").ok
+        assert attempt.command("kill").ok
 
     def test_command_that_is_not_a_regular_file_is_refused(self, attempt: SupervisedAttempt) -> None:
         """Proves R24: nothing in the folder can block or mislead the supervisor."""
@@ -167,8 +167,8 @@ class TestCommands:
         (folder / "link").symlink_to("/etc/passwd")
         (folder / "folder").mkdir()
         for name in ("fifo", "link", "folder"):
-            assert attempt.answer(name).why == "not a file that can be read"
-        assert attempt.tell("kill").ok
+            assert attempt.ack_of(name).why == "not a file that can be read"
+        assert attempt.command("kill").ok
 
     @needs_root
     def test_command_that_is_not_readable_yet_is_retried(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ class TestCommands:
             file.write(encode_command(Command(token=6, verb="hold")))
         time.sleep(0.3)  # Reason: time in which it would wrongly refuse the command.
         os.chown(path, NOBODY, NOBODY)
-        assert attempt.answer("hold").ok
+        assert attempt.ack_of("hold").ok
 
     def test_many_commands_are_obeyed_in_the_order_of_their_names(self, attempt: SupervisedAttempt) -> None:
         attempt.start(*shell(f"echo ready; {FOREVER}"))
@@ -190,18 +190,18 @@ class TestCommands:
         os.kill(attempt.pid, signal.SIGSTOP)
         names = [attempt.folder.send(Command(token=5 + i, verb="hold")) for i in range(50)]
         os.kill(attempt.pid, signal.SIGCONT)
-        attempt.answer(names[-1])
+        attempt.ack_of(names[-1])
         acks = attempt.folder.acks()
         assert [ack.command for ack in acks] == names
         assert all(ack.ok for ack in acks)
-        assert attempt.tell("kill", token=100).ok
+        assert attempt.command("kill", token=100).ok
 
     def test_command_that_was_there_before_the_start_counts(self, attempt: SupervisedAttempt) -> None:
         """Proves R8: a cancel that overtakes the start."""
         name = attempt.folder.send(Command(token=5, verb="kill"))
         exit = attempt.run(*shell(FOREVER))
         assert exit.cause == ExitCause.CANCELLED
-        assert attempt.answer(name).ok
+        assert attempt.ack_of(name).ok
 
 
 def place(attempt: SupervisedAttempt, name: str, data: bytes) -> None:

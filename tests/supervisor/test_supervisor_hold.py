@@ -48,7 +48,7 @@ class TestHold:
         for task, words in enumerate((b"", b"zero\n", b"zero\none\n")):
             holds(attempt, task)
             assert attempt.output() == words
-            assert attempt.tell("go", task=task).ok if task < 2 else attempt.tell("end").ok
+            assert attempt.command("go", task=task).ok if task < 2 else attempt.command("end").ok
         exit = attempt.end()
         assert ending(exit) == (ExitCause.EXIT, 0, None)
         assert [(task.name, task.code) for task in exit.tasks] == [("t0", 0), ("t1", 0)]
@@ -57,24 +57,24 @@ class TestHold:
         """Proves P2: an adopter may send it again."""
         begin(attempt, "echo zero", f"echo one; {FOREVER}")
         holds(attempt, 0)
-        attempt.tell("go", task=0)
+        attempt.command("go", task=0)
         holds(attempt, 1)
-        assert attempt.tell("go", task=0).ok
-        assert attempt.tell("go", task=1).ok
+        assert attempt.command("go", task=0).ok
+        assert attempt.command("go", task=1).ok
         attempt.wait_for_output(b"one")
-        assert attempt.tell("go", task=1).ok
-        assert attempt.tell("go", task=0).ok
+        assert attempt.command("go", task=1).ok
+        assert attempt.command("go", task=0).ok
         assert attempt.output() == b"zero\none\n"
-        attempt.tell("kill")
+        attempt.command("kill")
         assert attempt.end().cause == ExitCause.CANCELLED
 
     def test_tasks_may_be_skipped(self, attempt: SupervisedAttempt) -> None:
         """Proves P4."""
         begin(attempt, "echo zero", "echo one", "echo two")
         holds(attempt, 0)
-        attempt.tell("go", task=2)
+        attempt.command("go", task=2)
         holds(attempt, 3)
-        attempt.tell("end")
+        attempt.command("end")
         exit = attempt.end()
         assert [task.name for task in exit.tasks] == ["t2"]
         assert attempt.output() == b"two\n"
@@ -84,7 +84,7 @@ class TestHold:
         """Proves P4."""
         begin(attempt, "echo zero")
         holds(attempt, 0)
-        attempt.tell("end")
+        attempt.command("end")
         exit = attempt.end()
         assert (ending(exit), exit.tasks, attempt.status()) == ((ExitCause.EXIT, 0, None), (), 0)
 
@@ -92,16 +92,16 @@ class TestHold:
         """Proves P1."""
         begin(attempt, "exit 3", "echo one")
         holds(attempt, 0)
-        attempt.tell("go", task=0)
+        attempt.command("go", task=0)
         assert ending(attempt.end()) == (ExitCause.EXIT, 3, None)
 
     def test_end_with_a_text_is_a_failure(self, attempt: SupervisedAttempt) -> None:
         """Proves P7: what the owner found is in the record, for every reader."""
         begin(attempt, "true")
         holds(attempt, 0)
-        attempt.tell("go", task=0)
+        attempt.command("go", task=0)
         holds(attempt, 1)
-        attempt.tell("end", text="cache_full: no room")
+        attempt.command("end", text="cache_full: no room")
         exit = attempt.end()
         assert (exit.cause, exit.text, attempt.status()) == (ExitCause.FAILED, "cache_full: no room", 125)
 
@@ -124,16 +124,16 @@ class TestHold:
         """Proves R24, L6: one of a former owner too."""
         begin(attempt, "true")
         holds(attempt, 0)
-        ack = attempt.tell(**command)
+        ack = attempt.command(**command)
         assert (ack.ok, ack.why) == (False, why)
-        attempt.tell("end")
+        attempt.command("end")
         attempt.end()
 
     def test_commands_are_refused_while_a_task_runs(self, attempt: SupervisedAttempt) -> None:
         """Proves P2: nothing is moved or ended under a task."""
         begin(attempt, f"echo zero; {FOREVER}", "true", service=SERVER)
         holds(attempt, 0)
-        attempt.tell("go", task=0)
+        attempt.command("go", task=0)
         attempt.wait_for_output(b"zero")
         commands: list[dict[str, Any]] = [
             {"verb": "go", "task": 1},
@@ -142,17 +142,17 @@ class TestHold:
             {"verb": "service", "kind": "start"},
         ]
         for command in commands:
-            assert attempt.tell(**command).why == "not holding"
-        attempt.tell("kill")
+            assert attempt.command(**command).why == "not holding"
+        attempt.command("kill")
         attempt.end()
 
     def test_stop_during_a_hold_ends_the_attempt(self, attempt: SupervisedAttempt) -> None:
         """Proves C1."""
         begin(attempt, "true", "true")
         holds(attempt, 0)
-        attempt.tell("go", task=0)
+        attempt.command("go", task=0)
         holds(attempt, 1)
-        attempt.tell("stop", kind="interrupt")
+        attempt.command("stop", kind="interrupt")
         assert attempt.end().cause == ExitCause.INTERRUPTED
 
     def test_limits_hold_during_a_hold(self, attempt: SupervisedAttempt) -> None:
@@ -173,13 +173,13 @@ class TestHold:
             (space / name / "what").write_text(name)
         begin(attempt, "cat what", cwd=str(space / "tree"))
         holds(attempt, 0)
-        assert attempt.tell("place", name="new").ok
+        assert attempt.command("place", name="new").ok
         assert [event["name"] for event in attempt.events("placed")] == ["new"]
         for name in ("no", "new"):
-            assert attempt.tell("place", name=name).why == "there is no such folder"
-        attempt.tell("go", task=0)
+            assert attempt.command("place", name=name).why == "there is no such folder"
+        attempt.command("go", task=0)
         holds(attempt, 1)
-        attempt.tell("end")
+        attempt.command("end")
         attempt.end()
         assert attempt.output() == b"new"
         assert (space / "was.new" / "what").read_text() == "tree"
@@ -190,7 +190,7 @@ class TestHold:
         before = os.times().elapsed, _cpu(attempt.pid)
         eventually(lambda: os.times().elapsed - before[0] > 1.0)
         assert _cpu(attempt.pid) - before[1] < 10
-        attempt.tell("end")
+        attempt.command("end")
         attempt.end()
 
 
@@ -205,14 +205,14 @@ class TestService:
         """Proves P8."""
         begin(attempt, "echo zero", "echo one", service=SERVER)
         holds(attempt, 0)
-        assert attempt.tell("service", kind="start").ok
+        assert attempt.command("service", kind="start").ok
         pid = up(attempt)
-        assert attempt.tell("service", kind="start").ok
+        assert attempt.command("service", kind="start").ok
         for task in range(2):
-            attempt.tell("go", task=task)
+            attempt.command("go", task=task)
             holds(attempt, task + 1)
         assert running(pid)
-        attempt.tell("end")
+        attempt.command("end")
         exit = attempt.end()
         assert ending(exit) == (ExitCause.EXIT, 0, None)
         assert not exit.killed
@@ -223,21 +223,21 @@ class TestService:
         """Proves P8."""
         begin(attempt, "true", "true", service=SERVER)
         holds(attempt, 0)
-        attempt.tell("service", kind="start")
+        attempt.command("service", kind="start")
         up(attempt)
-        attempt.tell("go", task=0)
+        attempt.command("go", task=0)
         holds(attempt, 1)
-        assert attempt.tell("service", kind="stop").ok
+        assert attempt.command("service", kind="stop").ok
         ended = down(attempt)
         assert (ended["code"], ended["asked"]) == (0, True)
-        assert attempt.tell("service", kind="stop").ok
+        assert attempt.command("service", kind="stop").ok
         assert attempt.folder.exit() is None
-        assert attempt.tell("service", kind="start").ok
+        assert attempt.command("service", kind="start").ok
         second = up(attempt, 2)
-        attempt.tell("go", task=1)
+        attempt.command("go", task=1)
         holds(attempt, 2)
         assert running(second)
-        attempt.tell("end")
+        attempt.command("end")
         assert attempt.end().code == 0
         assert len(attempt.events("service_started")) == len(attempt.events("service_ended")) == 2
 
@@ -246,26 +246,26 @@ class TestService:
         server = f"trap 'exit 0' INT; setsid sh -c 'echo child $$; {FOREVER}' & echo up $$; {FOREVER}"
         begin(attempt, f"setsid sh -c 'exec >/dev/null; {FOREVER}' & echo left=$! ;", "true", service=server)
         holds(attempt, 0)
-        attempt.tell("service", kind="start")
+        attempt.command("service", kind="start")
         pid = up(attempt)
         eventually(lambda: "child " in said(attempt))
         child = int(said(attempt).partition("child ")[2].split()[0])
-        attempt.tell("go", task=0)
+        attempt.command("go", task=0)
         holds(attempt, 1)
         assert not running(attempt.number("left"))
         assert running(pid)
         assert running(child)
-        attempt.tell("end")
+        attempt.command("end")
         exit = attempt.end()
-        assert exit.killed  # What the service left behind goes with the attempt.
+        assert exit.killed  # What the service left is killed with the attempt.
         assert not running(child)
 
     def test_service_that_ends_by_itself_fails_the_attempt(self, attempt: SupervisedAttempt) -> None:
         """Proves P8."""
         begin(attempt, f"echo zero; {FOREVER}", service="echo up $$; read line < /dev/zero & sleep 0.3; exit 7")
         holds(attempt, 0)
-        attempt.tell("service", kind="start")
-        attempt.tell("go", task=0)
+        attempt.command("service", kind="start")
+        attempt.command("go", task=0)
         exit = attempt.end()
         assert (exit.cause, exit.text) == (ExitCause.SERVICE_ENDED, "server ended by itself, exit code 7")
         assert attempt.status() == 125
@@ -275,7 +275,7 @@ class TestService:
         tasks = (WireTask(name="t0", argv=("true",)),)
         attempt.start(tasks=tasks, hold=True, service=WireService(name="server", argv=("no-such-program",)))
         holds(attempt, 0)
-        assert "could not run it" in attempt.tell("service", kind="start").why
+        assert "could not run it" in attempt.command("service", kind="start").why
         exit = attempt.end()
         assert exit.cause == ExitCause.SERVICE_ENDED
         assert exit.text == "cannot start no-such-program: could not run it: No such file or directory"
@@ -285,12 +285,12 @@ class TestService:
         """Proves P8, C1."""
         begin(attempt, f"echo zero; {FOREVER}", service=SERVER)
         holds(attempt, 0)
-        attempt.tell("service", kind="start")
+        attempt.command("service", kind="start")
         pid = up(attempt)
         if not hold:
-            attempt.tell("go", task=0)
+            attempt.command("go", task=0)
             attempt.wait_for_output(b"zero")
-        attempt.tell("stop", kind="cancel", grace=30)
+        attempt.command("stop", kind="cancel", grace=30)
         exit = attempt.end()
         assert (exit.cause, exit.killed) == (ExitCause.CANCELLED, False)
         assert said(attempt) == f"up {pid}\nasked\n"
@@ -299,9 +299,9 @@ class TestService:
         """Proves P8, C4."""
         begin(attempt, "true", service=f"trap '' INT; echo up $$; {FOREVER}", stop_grace=0.3)
         holds(attempt, 0)
-        attempt.tell("service", kind="start")
+        attempt.command("service", kind="start")
         pid = up(attempt)
-        attempt.tell("end")
+        attempt.command("end")
         exit = attempt.end()
         assert (ending(exit), exit.killed) == ((ExitCause.EXIT, 0, None), True)
         assert not running(pid)
@@ -310,7 +310,7 @@ class TestService:
         """Proves R22: nothing is left that a new attempt could meet."""
         begin(attempt, "true", service=SERVER)
         holds(attempt, 0)
-        attempt.tell("service", kind="start")
+        attempt.command("service", kind="start")
         pid = up(attempt)
         os.kill(attempt.pid, signal.SIGKILL)
         attempt.status()

@@ -136,7 +136,7 @@ class TestOutput:
         attempt.supervise("--copy", stdout=writing)
         os.close(writing)
         eventually(lambda: len(attempt.output()) > 65536, "more than the pipe takes")
-        assert attempt.tell("stop", kind="cancel").ok
+        assert attempt.command("stop", kind="cancel").ok
         exit = attempt.end()
         assert exit.cause == ExitCause.CANCELLED
         assert exit.copy_lost > 0

@@ -103,15 +103,15 @@ class TestLimits:
         end = boottime() + 6.0
         attempt.start(*shell(f"echo ready; {FOREVER}"), stop_after=end, stop_grace=0)
         attempt.wait_for_output(b"ready")
-        ack = attempt.tell("beat", stop_after=end + 600)
+        ack = attempt.command("beat", stop_after=end + 600)
         assert ack.ok
         assert ack.stop_after == round((end + 600) * 1e6)
-        late = attempt.tell("beat", stop_after=end - 1)
+        late = attempt.command("beat", stop_after=end - 1)
         assert late.ok
         assert late.stop_after == ack.stop_after
         eventually(lambda: boottime() > end + 0.5)
         assert attempt.folder.exit() is None
-        assert attempt.tell("kill").ok
+        assert attempt.command("kill").ok
         assert attempt.end().cause == ExitCause.CANCELLED
 
 
@@ -126,7 +126,7 @@ class TestDescendants:
         attempt.start(*shell(f"setsid sh -c 'echo daemon=$$ ; touch {up}; {FOREVER}' & {rest}"))
         daemon = attempt.number("daemon")
         if how == "stop":
-            attempt.tell("stop", kind="cancel", grace=0.2)
+            attempt.command("stop", kind="cancel", grace=0.2)
         exit = attempt.end()
         assert exit.cause == (ExitCause.EXIT if how == "exit" else ExitCause.CANCELLED)
         assert not running(daemon)
@@ -137,7 +137,7 @@ class TestDescendants:
         attempt.start(*python(DAEMON.replace("WAIT", "0" if how == "exit" else "600")))
         daemon = attempt.number("daemon")
         if how == "kill":
-            attempt.tell("kill")
+            attempt.command("kill")
         exit = attempt.end()
         assert exit.killed
         assert exit.code == (0 if how == "exit" else None)
@@ -148,7 +148,7 @@ class TestDescendants:
         daemon = "trap 'echo daemon ends; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
         attempt.start(*shell(f'setsid sh -c "{daemon}" & wait'))
         attempt.wait_for_output(b"ready")
-        attempt.tell("stop", kind="cancel", grace=60)
+        attempt.command("stop", kind="cancel", grace=60)
         exit = attempt.end()
         assert not exit.killed
         assert b"daemon ends" in attempt.output()
@@ -164,7 +164,7 @@ class TestDescendants:
         )
         attempt.start(*python(code))
         eventually(lambda: attempt.output().count(b"ready") == 2)
-        attempt.tell("stop", kind="cancel", grace=60)
+        attempt.command("stop", kind="cancel", grace=60)
         attempt.end()
         assert attempt.output().count(b"heard 1\n") == 2
 
@@ -173,7 +173,7 @@ class TestDescendants:
         attempt.start(*python(DEEP))
         eventually(lambda: attempt.output().count(b"\n") == 20)
         pids = [int(line) for line in attempt.output().split()]
-        attempt.tell("stop", kind="interrupt", grace=0.1)
+        attempt.command("stop", kind="interrupt", grace=0.1)
         exit = attempt.end()
         assert exit.cause == ExitCause.INTERRUPTED
         assert not any(map(running, pids))
@@ -195,8 +195,8 @@ class TestDescendants:
         attempt.supervise(wrap=AS_NOBODY)
         other = attempt.number("other")
         eventually(lambda: Path(f"/proc/{other}/comm").read_text() == "sleep\n")
-        told = eventually(lambda: attempt.events("not_dead"))
-        assert told[0]["pids"] == [other]
+        reported = eventually(lambda: attempt.events("not_dead"))
+        assert reported[0]["pids"] == [other]
         assert attempt.folder.alive()
         assert attempt.folder.exit() is None
         os.kill(other, signal.SIGKILL)

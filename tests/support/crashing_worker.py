@@ -166,6 +166,15 @@ def nap(path: str, seconds: float, name: str = "nap") -> str:
 
 
 @functions.add
+def wait_for(path: str, gate: str) -> None:
+    """Wait until a file is there, and ignore every stop request."""
+    note(path, f"wait start {os.getpid()}")
+    while not Path(gate).exists():
+        time.sleep(0.02)  # Reason: polling for a file; this is the work of the job.
+    note(path, f"wait end {os.getpid()}")
+
+
+@functions.add
 async def block(path: str, seconds: float) -> None:
     """Block the worker's whole loop."""
     note(path, f"block start {os.getpid()}")

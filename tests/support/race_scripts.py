@@ -1,4 +1,4 @@
-"""The scripts that the processes of test_races.py run.
+"""The scripts that the processes of a race run.
 
 Every racer opens its own store on the database under test; all of a race start on one signal. Sleeps in here never hide
 a race: they aim several processes at one moment, or make a transaction slow so that more fits between its statements.
@@ -7,113 +7,29 @@ a race: they aim several processes at one moment, or make a transaction slow so 
 import asyncio
 import os
 import random
-import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import asyncpg
-
-from holdfast.errors import Conflict, HoldfastError, IllegalMove, NotFound, StoreError
-from holdfast.model import FUNCTION_DOMAIN, Cause, Claimable, Lease, NewEvent, Outcome, Status, StopPhase, new_id
+from holdfast.errors import Conflict, IllegalMove
+from holdfast.model import FUNCTION_DOMAIN, Claimable, Lease, NewEvent, Status, StopPhase, new_id
 from holdfast.store import Store
 from holdfast.store.migrate import migrate
-from holdfast.store.store import connect, sqlite_path
-
-LONG = 60.0
-UNTIL_SECONDS = 60.0
-"""How long a process waits for what another one does, also on a busy machine."""
-PAIR = Claimable(queue="default", capability="function:f", domain=FUNCTION_DOMAIN)
-LIVE = (Status.PENDING, Status.QUEUED, Status.RUNNING)
-
-# Reading the record without the store
-
-
-async def select(url: str, sql: str) -> list[tuple[Any, ...]]:
-    """Run one SELECT on either database."""
-    if url.startswith("sqlite"):
-        connection = sqlite3.connect(sqlite_path(url))
-        try:
-            return connection.execute(sql).fetchall()
-        finally:
-            connection.close()
-    postgres = await asyncpg.connect(url, server_settings={"search_path": "holdfast"})
-    try:
-        return [
-            tuple(str(v) if isinstance(v, asyncpg.pgproto.pgproto.UUID) else v for v in row.values())
-            for row in await postgres.fetch(sql)
-        ]
-    finally:
-        await postgres.close()
-
-
-# Shared by the scripts
-
-
-def function(**fields: Any) -> dict[str, Any]:
-    return {"runner": "function", "spec": {"name": "f"}, **fields}
-
-
-def worker_name() -> str:
-    return f"w-{os.getpid()}-{new_id()[-6:]}"
-
-
-async def claim(
-    store: Store, worker: str, slots: int, *, ttl: float = LONG, adopting: bool = False
-) -> tuple[Sequence[Lease], Sequence[Lease]]:
-    """Adopted and claimed leases."""
-    domains = [FUNCTION_DOMAIN] if adopting else []
-    taken = await store.leases.claim(worker, [PAIR], slots=slots, ttl=ttl, domains=domains)
-    return taken.adopted, taken.claimed
-
-
-async def at(moment: float) -> None:
-    """Wait for a moment of the clock that all processes of this machine share."""
-    # Reason: the racers of a round aim at the same moment; nothing depends on their hitting it.
-    await asyncio.sleep(max(0.0, moment - time.monotonic()))
-
-
-async def until(store: Store, job_id: str, reached: Callable[[Status], bool], *, ran: bool = False) -> None:
-    """Wait for what another process does to a job; with `ran`, an attempt that has come and gone will do too."""
-    deadline = time.monotonic() + UNTIL_SECONDS
-    while time.monotonic() < deadline:
-        job = await store.jobs.get(job_id)
-        if reached(job.status) or (ran and job.attempt > 0):
-            return
-        await asyncio.sleep(0.005)  # Reason: polling what another process does.
-    raise TimeoutError(f"job {job_id} did not get there")
-
-
-async def anything_live(store: Store) -> bool:
-    return bool((await store.jobs.list(status=LIVE, limit=1)).items)
-
-
-@asynccontextmanager
-async def announcing(flag: Path) -> AsyncIterator[None]:
-    """Create a file when done, for workers that wait for more jobs."""
-    try:
-        yield
-    finally:
-        os.close(os.open(flag, os.O_CREAT | os.O_WRONLY))
-
-
-def outcome_of(lease: Lease) -> Outcome:
-    """What the job itself asks for: `ends` lists how its attempts end; the last one holds for all further ones."""
-    ends: Sequence[str] = lease.inputs.get("ends", ["succeed"])
-    match ends[min(lease.attempt, len(ends)) - 1]:
-        case "succeed":
-            return Outcome.succeeded({"attempt": lease.attempt})
-        case "retry":
-            return Outcome.requeued(Cause.EXIT)
-        case "retry_later":
-            return Outcome.requeued(Cause.EXIT, delay=0.002)
-        case _:
-            return Outcome.failed("exit_nonzero", "boom", exit_code=1)
-
-
-# The scripts
+from holdfast.store.store import connect
+from tests.support.race_steps import (
+    LONG,
+    UNTIL_SECONDS,
+    announcing,
+    anything_live,
+    at,
+    claim,
+    function,
+    outcome_of,
+    until,
+    worker_name,
+)
 
 
 async def work(
@@ -170,7 +86,7 @@ async def _hold(journal: Path, leases: Sequence[Lease]) -> None:
         os.close(file)
 
 
-async def submit_behind_each_other(store: Store, *, rounds: int, width: int, flag: Path) -> int:
+async def submit_pairs_into_lanes(store: Store, *, rounds: int, width: int, flag: Path) -> int:
     """Submit a job into a new lane and, while it runs, another one; return how many lanes.
 
     A lane is never used again: the next submit would move a lane that hangs, and hide it.
@@ -283,104 +199,6 @@ async def resume_and_need(store: Store, *, rounds: int, width: int, flag: Path) 
     return dependants
 
 
-async def finish_at_expiry(
-    store: Store, *, ttl: float, width: int, flag: Path
-) -> tuple[list[tuple[str, int, str, str | None]], int]:
-    """Hold short leases and end them, often twice, about when they expire; some are renewed first.
-
-    Returns (job, token, what the finisher wanted, answer) of every finish, and how many beats were answered `yours`.
-    """
-    answers: list[tuple[str, int, str, str | None]] = []
-    renewed = 0
-
-    async def end(lease: Lease, outcome: Outcome) -> None:
-        answer = (await store.leases.finish([(lease, outcome)]))[lease.id]
-        answers.append((lease.id, lease.token, str(outcome.status), answer))
-
-    async def end_all(leases: Sequence[Lease]) -> None:
-        ended = await store.leases.finish([(lease, Outcome.succeeded({"token": lease.token})) for lease in leases])
-        answers.extend((lease.id, lease.token, "succeeded", ended[lease.id]) for lease in leases)
-
-    async def hold(worker: str, lease: Lease, slack: float) -> None:
-        nonlocal renewed
-        expires = time.monotonic() + ttl
-        if random.random() < 0.3:
-            early = random.choice((slack, ttl))  # On a busy machine all that come at the edge come late.
-            await at(expires + random.uniform(-early, slack))
-            beats = (await store.leases.beat(worker, [lease], ttl=ttl)).jobs
-            mine = any(beat.id == lease.id and beat.token == lease.token and beat.answer == "yours" for beat in beats)
-            renewed += mine
-            expires = time.monotonic() + (ttl if mine else 0)
-        await at(expires + random.uniform(-slack, slack))
-        ends = [end(lease, Outcome.succeeded({"token": lease.token, "by": "one"}))]
-        if random.random() < 0.5:
-            ends.append(end(lease, Outcome.failed("two", f"token {lease.token}")))
-        await asyncio.gather(*ends)
-
-    async def one() -> None:
-        idle_since = time.monotonic()
-        while time.monotonic() - idle_since < UNTIL_SECONDS / 2:
-            worker = worker_name()
-            adopted, claimed = await claim(store, worker, 1, ttl=ttl, adopting=True)
-            if adopted or claimed:
-                # Those that lost twice end in one statement, at once: else the reaper of a busy machine wins for ever.
-                weary = [lease for lease in adopted if lease.adoption.adoptions > 1]
-                fresh = [lease for lease in adopted if lease.adoption.adoptions < 2]
-                await end_all(weary)
-                await asyncio.gather(*(hold(worker, lease, 0.004) for lease in [*fresh, *claimed]))
-                idle_since = time.monotonic()
-            elif not await anything_live(store):
-                return
-            else:
-                await asyncio.sleep(0.005)  # Reason: polling; others hold what is left.
-
-    async with announcing(flag), asyncio.TaskGroup() as group:
-        for _ in range(width):
-            group.create_task(one())
-    return answers, renewed
-
-
-async def reap(store: Store, *, flags: Iterable[Path], patience: float = 60.0) -> list[tuple[str, int]]:
-    """Reap again and again until all flags are there; return (job, attempt)."""
-    flags, reaped = list(flags), []
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        over = all(flag.exists() for flag in flags)
-        reaped += [(one.id, one.attempt) for one in await store.leases.reap(base=0.0, cap=0.0)]
-        if over:
-            break
-        await asyncio.sleep(0.001)  # Reason: the others need the processor too.
-    return reaped
-
-
-async def beat_past_expiry(
-    store: Store, *, jobs: int, ttl: float, around: tuple[float, float], flag: Path
-) -> list[tuple[str, int, list[str]]]:
-    """Claim, then beat again and again around the expiry until told `lost`, and thrice more; return all answers."""
-    seen: list[tuple[str, int, list[str]]] = []
-
-    async def one() -> None:
-        worker = worker_name()
-        _, leases = await claim(store, worker, 1, ttl=ttl)
-        for lease in leases:
-            answers: list[str] = []
-            moment = time.monotonic()
-            while answers[-4:] != ["lost"] * 4 and len(answers) < 200:
-                moment = moment + ttl if answers[-1:] != ["lost"] else moment
-                await at(moment + random.uniform(*around))
-                pulse = await store.leases.beat(worker, [lease], ttl=ttl)
-                moment = time.monotonic()
-                answers += [beat.answer for beat in pulse.jobs]
-            seen.append((lease.id, lease.token, answers))
-
-    async with announcing(flag):
-        for _ in range(jobs // 10):
-            async with asyncio.TaskGroup() as group:
-                for _ in range(10):
-                    group.create_task(one())
-    return seen
-
-
 async def stop_while_they_fail(
     store: Store, *, rounds: int, width: int, flag: Path
 ) -> list[tuple[str, str, str | None]]:
@@ -420,26 +238,26 @@ async def _cancel_when_paused(store: Store, job_id: str) -> None:
         await store.jobs.cancel(job_id)
 
 
-async def say_to_each(
+async def call_on_each(
     store: Store, *, verb: str, ids: Sequence[str], start: float, gap: float, flag: Path
 ) -> list[tuple[str, str, bool]]:
-    """Say a verb to job n at moment n, when another process says another; return (job, verb, accepted)."""
-    said: list[tuple[str, str, bool]] = []
+    """Call a verb on job n at moment n, when another process calls another; return (job, verb, accepted)."""
+    calls: list[tuple[str, str, bool]] = []
 
-    async def say(n: int, job_id: str) -> None:
+    async def call(n: int, job_id: str) -> None:
         # Each at its own moment: a slow answer to one must not make this side late for all that follow.
         await at(start + n * gap + random.random() * 0.01)
         try:
             await getattr(store.jobs, verb)(job_id, by="racer")
         except IllegalMove:
-            said.append((job_id, verb, False))
+            calls.append((job_id, verb, False))
         else:
-            said.append((job_id, verb, True))
+            calls.append((job_id, verb, True))
 
     async with announcing(flag), asyncio.TaskGroup() as group:
         for n, job_id in enumerate(ids):
-            group.create_task(say(n, job_id))
-    return said
+            group.create_task(call(n, job_id))
+    return calls
 
 
 async def migrate_now(url: str, *, start: float) -> list[str]:
@@ -481,124 +299,3 @@ async def write_to_one(store: Store, *, lease: Lease, batches: int) -> tuple[int
         if batch == batches // 2:
             await store.jobs.cancel(lease.id, by=str(os.getpid()))
     return landed, steps
-
-
-# Everything at once
-
-
-class Mix:
-    """One process that does everything that callers and workers do, in random order."""
-
-    def __init__(self, store: Store, seed: int) -> None:
-        self.store = store
-        self.random = random.Random(seed)
-        self.worker = worker_name()
-        self.leases: list[Lease] = []
-        self.done: dict[str, int] = {}
-
-    async def run(self, seconds: float) -> dict[str, int]:
-        deadline = time.monotonic() + seconds
-        steps = [self.submit, self.take, self.take, self.end, self.end, self.end, self.say, self.say, self.steer]
-        while time.monotonic() < deadline:
-            step = self.random.choice(steps)
-            try:
-                await step()
-            except StoreError:
-                raise
-            except (Conflict, NotFound) as refusal:
-                self.count(type(refusal).__name__)
-        while self.leases:
-            await self.end()
-        return self.done
-
-    def count(self, what: str, n: int = 1) -> None:
-        self.done[what] = self.done.get(what, 0) + n
-
-    async def known(self) -> Sequence[str]:
-        """Ids of recent jobs, of all processes."""
-        return [job.id for job in (await self.store.jobs.list(limit=60)).items]
-
-    async def submit(self) -> None:
-        pick, known = self.random, await self.known()
-        batch: list[dict[str, Any]] = []
-        for _ in range(pick.randint(1, 10)):
-            job = function(id=new_id(), max_attempts=pick.choice([1, 3]), hold=pick.random() < 0.1)
-            if pick.random() < 0.6:
-                job["lane"] = f"lane-{pick.randint(1, 6)}"
-            candidates = [*pick.sample(known, min(len(known), 2)), *(other["id"] for other in batch[-2:])]
-            if candidates and pick.random() < 0.4:
-                job["needs"] = pick.sample(candidates, pick.randint(1, min(3, len(candidates))))
-            batch.append(job)
-        pick.shuffle(batch)  # Ids out of order: a lane's next job may have a lower id than its last.
-        await self.store.jobs.submit_many(batch)
-        self.count("submitted", len(batch))
-
-    async def take(self) -> None:
-        await self.store.gates.promote()
-        adopted, claimed = await claim(self.store, self.worker, self.random.randint(1, 6), adopting=True)
-        self.leases += [*adopted, *claimed]
-        self.count("taken", len(adopted) + len(claimed))
-
-    async def end(self) -> None:
-        self.random.shuffle(self.leases)
-        some, self.leases = self.leases[:4], self.leases[4:]
-        if not some:
-            return
-        what = self.random.random()
-        if what < 0.1:
-            await self.store.leases.hand_over(some)
-        elif what < 0.2:
-            await self.store.leases.beat(self.worker, [*some, *self.leases], ttl=LONG)
-            self.leases += some
-        else:
-            ends = [Outcome.succeeded()] * 4 + [Outcome.failed("boom", "boom"), Outcome.requeued(Cause.EXIT)]
-            ends.append(Outcome.requeued(Cause.EXIT, delay=0.01))
-            answers = await self.store.leases.finish([(lease, self.random.choice(ends)) for lease in some])
-            self.count("finished", sum(answer is not None for answer in answers.values()))
-
-    async def say(self) -> None:
-        job_id = self.random.choice(await self.known() or [new_id()])
-        jobs = self.store.jobs
-        verbs: Sequence[Callable[..., Awaitable[object]]]
-        verbs = [jobs.resume, jobs.resume, jobs.cancel, jobs.interrupt, jobs.release, jobs.resolve, jobs.dismiss]
-        if self.random.random() < 0.1:
-            await jobs.delete(job_id, force=True)
-        else:
-            await self.random.choice(verbs)(job_id, by="mix")
-        self.count("said")
-
-    async def steer(self) -> None:
-        lane = f"lane-{self.random.randint(1, 6)}"
-        if self.random.random() < 0.3:
-            await self.store.lanes.pause(lane)
-        else:
-            await self.store.lanes.resume(lane)
-        self.count("steered")
-
-
-async def mix(store: Store, *, seconds: float, seed: int) -> dict[str, int]:
-    return await Mix(store, seed).run(seconds)
-
-
-async def drain(store: Store, *, seconds: float = 150.0) -> int:
-    """Do what people and workers would do until every job has ended: free, release, resolve, run; return the rest."""
-    worker = worker_name()
-    for lane in await store.lanes.list(limit=1000):
-        await store.lanes.resume(lane.lane)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        for verb, statuses in (
-            (store.jobs.release, [Status.PENDING]),
-            (store.jobs.resolve, [Status.PAUSED, Status.FAILED, Status.TIMED_OUT]),
-        ):
-            for job in (await store.jobs.list(status=statuses, limit=1000)).items:
-                if job.status is Status.PENDING or not job.dismissed:
-                    with suppress(HoldfastError):
-                        await verb(job.id)
-        await store.gates.promote()
-        adopted, claimed = await claim(store, worker, 100, adopting=True)
-        if adopted or claimed:
-            await store.leases.finish([(lease, Outcome.succeeded()) for lease in [*adopted, *claimed]])
-        elif not await anything_live(store):
-            break
-    return len((await store.jobs.list(status=LIVE, limit=1000)).items)

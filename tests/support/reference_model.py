@@ -6,214 +6,32 @@ must see.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from datetime import timedelta
+from typing import Any
 
-from holdfast.errors import Conflict, HoldfastError, IllegalMove, NeedFailed, NotFound
+from holdfast.errors import Conflict, NeedFailed, NotFound
 from holdfast.model import (
     BROKEN,
     FUNCTION_DOMAIN,
-    WAITING,
     Cause,
     Claimable,
     Gate,
     Json,
-    LaneState,
     Lease,
-    LeaseView,
-    OnLost,
     Outcome,
     Phase,
     Status,
     StopKind,
     StopPhase,
     Verb,
-    is_legal,
 )
-from holdfast.timing import Clock, backoff
-
-WEARY = 5
-"""Adoptions without progress after which an orphan waits for a person."""
-
-
-class Refused(Exception):
-    def __init__(self, error: type[HoldfastError]) -> None:
-        super().__init__(error.__name__)
-        self.error = error
+from holdfast.timing import backoff
+from tests.support.reference_jobs import WEARY, RefJob, RefLane, refuse
+from tests.support.reference_state import ReferenceState
 
 
-def refuse(error: type[HoldfastError]) -> NoReturn:
-    raise Refused(error)
-
-
-@dataclass(kw_only=True)
-class RefJob:
-    id: str
-    queue: str
-    capability: str
-    lane: str | None
-    priority: int
-    needs: frozenset[str]
-    held: bool
-    requested_at: datetime
-    available_at: datetime
-    max_attempts: int
-    on_lost: OnLost
-    queue_timeout: float | None
-    status: Status
-    updated_at: datetime
-    position: int = 0
-    due: bool | None = None  # None until somebody looked: before its needs succeeded, nobody does
-    deadline_at: datetime | None = None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    owner: str | None = None
-    token: int = 0
-    expires_at: datetime | None = None
-    orphaned_at: datetime | None = None
-    adopt_after_at: datetime | None = None
-    adoptions: int = 0
-    phase: Phase | None = None
-    given_up: bool = False
-    """Whether its last attempt was given up by a cancel, which does not say that it has stopped."""
-    domain: str = ""
-    batch: int = 0
-    ledger: list[tuple[Cause, bool]] = field(default_factory=list)  # ended attempts: why, and whether they had started
-    stop: StopKind | None = None
-    dismissed: bool = False
-    error: str | None = None
-    result: Json = None
-    usage: dict[str, float] = field(default_factory=dict)
-    history: list[tuple[str, datetime]] = field(default_factory=list)
-
-    @property
-    def attempt(self) -> int:
-        return len(self.ledger) + (self.phase is not None)
-
-    @property
-    def attempts(self) -> int:
-        """DESIGN §4: those that reached `started`, or ended `lost` or `start_failed`, and did not end `drained`."""
-        counted = (
-            cause is not Cause.DRAINED and (started or cause in (Cause.LOST, Cause.START_FAILED))
-            for cause, started in self.ledger
-        )
-        return sum(counted) + (self.phase is Phase.STARTED)
-
-    @property
-    def blocks_lane(self) -> bool:
-        ended_badly = self.status in (Status.FAILED, Status.TIMED_OUT) and not self.dismissed
-        return self.started_at is not None and (self.status is Status.PAUSED or ended_badly)
-
-    @property
-    def orphaned(self) -> bool:
-        return self.status is Status.RUNNING and self.owner is None
-
-    @property
-    def feared_lost(self) -> bool:
-        """Paused because nobody reaches it: its attempt may still run."""
-        return self.status is Status.PAUSED and self.error == "lost" and self.phase is not None
-
-    def tell(self, now: datetime, *labels: str) -> None:
-        """Write to the row and its history. Stored times never go back."""
-        self.updated_at = max(now, self.updated_at)
-        self.history += [(label, self.updated_at) for label in labels]
-
-    def end_attempt(self, cause: Cause) -> None:
-        if self.phase is not None:
-            self.ledger.append((cause, self.phase is Phase.STARTED))
-        self.phase = self.owner = self.expires_at = self.orphaned_at = None
-
-
-@dataclass
-class RefLane:
-    holder: str | None = None
-    paused: bool = False
-    positions: int = 0
-
-
-class Reference:
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.jobs: dict[str, RefJob] = {}
-        self.lanes: dict[str, RefLane] = {}
-        self.paused_queues: set[str] = set()
-        self.succeeded: set[str] = set()  # outlives a deleted job: a need that succeeded stays satisfied
-
-    @property
-    def now(self) -> datetime:
-        return self._clock.now()
-
-    def later(self, seconds: float) -> datetime:
-        return self.now + timedelta(seconds=seconds)
-
-    # What a reader sees
-
-    def record(self, job: RefJob) -> dict[str, object]:
-        lease = None
-        if job.owner is not None and job.expires_at is not None:
-            lease = LeaseView(owner=job.owner, token=job.token, expires_at=job.expires_at)
-        return {
-            "status": job.status,
-            "gate": self.gate(job),
-            "queue": job.queue,
-            "lane": job.lane,
-            "priority": job.priority,
-            "attempt": job.attempt,
-            "attempts": job.attempts,
-            "max_attempts": job.max_attempts,
-            "requested_at": job.requested_at,
-            "available_at": job.available_at,
-            "started_at": job.started_at,
-            "finished_at": job.finished_at,
-            "updated_at": job.updated_at,
-            "lease": lease,
-            "orphaned_at": job.orphaned_at,
-            "dismissed": job.dismissed,
-            "error": job.error,
-            "result": job.result,
-            "usage": job.usage,
-            "last_seq": len(job.history),
-            "stop": job.stop if job.status is Status.RUNNING or job.stop is StopKind.DELETE else None,
-        }
-
-    def open_jobs(self) -> Sequence[RefJob]:
-        """Jobs that a worker may claim."""
-        jobs = (job for job in self.jobs.values() if job.queue not in self.paused_queues)
-        return [job for job in jobs if self.gate(job) is Gate.OPEN]
-
-    def gate(self, job: RefJob) -> Gate | None:
-        if job.status not in WAITING:
-            return None
-        if job.status is Status.PENDING:
-            return Gate.HELD
-        if not self.needs_met(job):
-            return Gate.NEEDS
-        if not job.due:
-            return Gate.FUTURE
-        if job.lane is None:
-            return Gate.OPEN
-        lane = self.lanes[job.lane]
-        may_go = lane.holder == job.id and not lane.paused and not self.blockers(job.lane)
-        return Gate.OPEN if may_go else Gate.LANE
-
-    def lane(self, name: str) -> tuple[LaneState, str | None, tuple[str, ...]]:
-        """The state, head and blockers of a lane."""
-        lane, blockers = self.lanes[name], self.blockers(name)
-        state = LaneState.ACTIVE if lane.holder else LaneState.IDLE
-        state = LaneState.PAUSED if lane.paused else LaneState.BLOCKED if blockers else state
-        waiting = [*blockers, *self._eligible(name)]
-        return state, lane.holder or (waiting[0].id if waiting else None), tuple(job.id for job in blockers)
-
-    def blockers(self, name: str) -> Sequence[RefJob]:
-        return [job for job in self._in_lane(name) if job.blocks_lane]
-
-    def needs_met(self, job: RefJob) -> bool:
-        return job.needs <= self.succeeded
-
-    def broken_needs(self, job: RefJob) -> Sequence[str]:
-        """Needs that ended badly or were deleted before they succeeded."""
-        return [n for n in sorted(job.needs - self.succeeded) if n not in self.jobs or self.jobs[n].status in BROKEN]
+class Reference(ReferenceState):
+    """The verbs of callers and workers, and the duties."""
 
     # What callers do
 
@@ -238,7 +56,7 @@ class Reference:
         if job.status is Status.RUNNING:
             if kind.escalates(job.stop):
                 job.stop = kind
-                job.tell(self.now, "cancel:requested")
+                job.record(self.now, "cancel:requested")
             return "stopping"
         if job.status is Status.CANCELLED or (job.status is Status.PAUSED and kind is StopKind.INTERRUPT):
             return "already"
@@ -278,7 +96,7 @@ class Reference:
         job = self._find(job_id, Verb.DISMISS)
         if not job.dismissed:
             job.dismissed = True
-            job.tell(self.now, "audit:dismiss")
+            job.record(self.now, "audit:dismiss")
             self._settle()
 
     def delete(self, job_id: str, *, force: bool) -> str:
@@ -322,23 +140,18 @@ class Reference:
             if job.orphaned and job.domain in domains and job.adopt_after_at and job.adopt_after_at <= self.now
         ]
         for job in found:
-            job.tell(self.now, "lease:adopted")
+            job.record(self.now, "lease:adopted")
             job.adoptions += 1
             job.orphaned_at = None
             self._own(job, worker)
         return sorted(found, key=lambda job: job.id)
-
-    def held_by(self, lease: Lease) -> RefJob | None:
-        """The job that this lease may still write about."""
-        job = self.jobs.get(lease.id)
-        return job if job and job.status is Status.RUNNING and job.token == lease.token else None
 
     def start(self, lease: Lease) -> bool:
         if (job := self.held_by(lease)) is None:
             return False
         job.phase = Phase.STARTED
         job.adoptions = 0
-        job.tell(self.now)
+        job.record(self.now)
         return True
 
     def beat(self, worker: str, leases: Iterable[Lease]) -> set[tuple[str, int, str, StopKind | None]]:
@@ -365,14 +178,14 @@ class Reference:
         job.adoptions = 0
         for name, delta in usage.items():
             job.usage[name] = job.usage.get(name, 0) + delta
-        job.tell(self.now, "log:", "usage:")
+        job.record(self.now, "log:", "usage:")
         return "landed"
 
     def advance_stop(self, lease: Lease, phase: StopPhase) -> bool:
         job = self.held_by(lease)
         if job is None or job.stop is None:
             return False
-        job.tell(self.now, f"cancel:{phase}")
+        job.record(self.now, f"cancel:{phase}")
         return True
 
     def finish(self, ends: Iterable[tuple[Lease, Outcome]]) -> dict[str, Status | None]:
@@ -380,11 +193,11 @@ class Reference:
         self._settle()
         return answers
 
-    def hand_over(self, lease: Lease, delay: float, *, worn: bool = False) -> bool:
+    def hand_over(self, lease: Lease, delay: float, *, adoption_failed: bool = False) -> bool:
         if (job := self.held_by(lease)) is None:
             return False
         self._orphan(job, "lease:handed_over", delay)
-        job.adoptions = job.adoptions if worn else 0
+        job.adoptions = job.adoptions if adoption_failed else 0
         return True
 
     def die(self, worker: str) -> set[str]:
@@ -407,7 +220,7 @@ class Reference:
         return len(far)
 
     def recover(self, domains: Collection[str]) -> set[str]:
-        found = [job for job in self.jobs.values() if job.feared_lost and job.domain in domains]
+        found = [job for job in self.jobs.values() if job.possibly_lost and job.domain in domains]
         for job in found:
             self._take_back(job)
             self._settle()
@@ -416,13 +229,13 @@ class Reference:
     def lose(self, domain: str) -> Sequence[str]:
         """A person says that a domain is gone."""
         found = sorted(
-            (job for job in self.jobs.values() if job.domain == domain and (job.orphaned or job.feared_lost)),
+            (job for job in self.jobs.values() if job.domain == domain and (job.orphaned or job.possibly_lost)),
             key=lambda job: job.id,
         )
         for job in found:
-            if job.feared_lost:
+            if job.possibly_lost:
                 self._take_back(job)
-            job.tell(self.now, "audit:lost")
+            job.record(self.now, "audit:lost")
             job.end_attempt(Cause.LOST)
             job.result = None
             self._move(job, Status.PAUSED if job.on_lost in ("pause", "hold") else Status.FAILED, error="lost")
@@ -453,13 +266,13 @@ class Reference:
         return {job.id for job in expired}
 
     def abandon(self) -> int:
-        worn = [job for job in self.jobs.values() if job.orphaned and job.adoptions >= WEARY]
-        for job in worn:
+        adoption_failed = [job for job in self.jobs.values() if job.orphaned and job.adoptions >= WEARY]
+        for job in adoption_failed:
             job.token += 1
             job.orphaned_at = None
             self._move(job, Status.PAUSED, error="internal")
             self._settle()
-        return len(worn)
+        return len(adoption_failed)
 
     def expire(self) -> int:
         overdue = [job for job in self.jobs.values() if job.deadline_at is not None and job.deadline_at <= self.now]
@@ -479,137 +292,3 @@ class Reference:
         for job in removed:
             self._remove(job)
         return len(removed)
-
-    # Steps
-
-    def _find(self, job_id: str, verb: Verb | None = None) -> RefJob:
-        job = self.jobs.get(job_id) or refuse(NotFound)
-        if verb is not None and not is_legal(verb, job.status):
-            refuse(IllegalMove)
-        return job
-
-    def _accept(self, fields: Mapping[str, Any]) -> None:
-        status = Status.PENDING if fields["hold"] else Status.QUEUED
-        job = RefJob(
-            id=fields["id"],
-            queue=fields["queue"],
-            capability="function:f" if fields["runner"] == "function" else fields["runner"],
-            lane=fields["lane"],
-            priority=fields["priority"],
-            needs=frozenset(fields["needs"]),
-            held=fields["hold"],
-            requested_at=self.now,
-            available_at=max(fields["available_at"] or self.now, self.now),
-            max_attempts=fields["max_attempts"],
-            on_lost=fields["on_lost"],
-            queue_timeout=fields["queue_timeout"],
-            status=status,
-            updated_at=self.now,
-        )
-        self.jobs[job.id] = job
-        if job.lane is not None:
-            lane = self.lanes.setdefault(job.lane, RefLane())
-            lane.positions += 1
-            job.position = lane.positions
-        if job.held:
-            job.tell(self.now, "status:pending")
-        else:
-            self._queue(job)
-
-    def _move(self, job: RefJob, status: Status, *labels: str, error: str | None = None) -> None:
-        job.tell(self.now, *labels, f"status:{status}")
-        job.status = status
-        job.error = error
-        job.finished_at = job.updated_at if status.terminal else None
-        job.due = job.deadline_at = None
-        job.held = job.held and status in (Status.PENDING, Status.FAILED)
-        if status is Status.SUCCEEDED:
-            self.succeeded.add(job.id)
-
-    def _queue(self, job: RefJob, *labels: str) -> None:
-        self._move(job, Status.QUEUED, *labels, error=job.error)
-        self._look(job)
-        if job.queue_timeout is not None and job.started_at is None:
-            job.deadline_at = max(self.now, job.available_at) + timedelta(seconds=job.queue_timeout)
-
-    def _look(self, job: RefJob) -> None:
-        """Look whether a job is due, once, when nothing but time may hold it back. After that, `promote` looks."""
-        if job.status is Status.QUEUED and job.due is None and self.needs_met(job):
-            job.due = job.available_at <= self.now
-
-    def _own(self, job: RefJob, worker: str) -> None:
-        job.token += 1
-        job.owner = worker
-        job.expires_at = self.later(60)
-
-    def _orphan(self, job: RefJob, label: str, wait: float) -> None:
-        job.tell(self.now, label)
-        job.token += 1
-        job.owner = job.expires_at = None
-        job.orphaned_at = job.updated_at
-        job.adopt_after_at = self.later(wait)
-
-    def _finish(self, lease: Lease, outcome: Outcome) -> Status | None:
-        if (job := self.held_by(lease)) is None:
-            # A repeat after a lost answer: the same token and no open attempt mean that it landed.
-            job = self.jobs.get(lease.id)
-            return job.status if job and job.token == lease.token and job.phase is None else None
-        status = outcome.status
-        error = None if outcome.error is None else outcome.error.code
-        if status is Status.QUEUED and job.stop is not None:
-            interrupted = job.stop is StopKind.INTERRUPT
-            status, error = (Status.PAUSED, "interrupted") if interrupted else (Status.CANCELLED, "cancelled")
-        first_loss = outcome.cause is Cause.LOST and all(cause is not Cause.LOST for cause, _ in job.ledger)
-        job.end_attempt(outcome.cause)
-        job.result = outcome.result
-        self._move(job, status, error=error)
-        if status is Status.QUEUED:
-            delay = 0.0 if first_loss else outcome.delay
-            job.available_at = job.updated_at + timedelta(seconds=delay)
-            job.due = not delay
-        return status
-
-    def _remove(self, job: RefJob) -> None:
-        del self.jobs[job.id]
-        self._settle()
-
-    def _settle(self) -> None:
-        """Move the lanes, then show every change to the dependants, level by level."""
-        self._settle_lanes()
-        while self._settle_needs():
-            self._settle_lanes()
-
-    def _settle_needs(self) -> bool:
-        jobs = list(self.jobs.values())
-        hopeless = [job for job in jobs if job.status in WAITING and self.broken_needs(job)]
-        revived = [job for job in jobs if job.error == "dependency_failed" and job.status is Status.FAILED]
-        revived = [job for job in revived if not self.broken_needs(job)]
-        satisfied = [job for job in jobs if job.status is Status.QUEUED and job.due is None and self.needs_met(job)]
-        for job in hopeless:
-            self._move(job, Status.FAILED, error="dependency_failed")
-        for job in revived:
-            job.error = None
-            job.dismissed = False
-            if job.held:
-                self._move(job, Status.PENDING)
-            else:
-                self._queue(job)
-        for job in satisfied:
-            self._look(job)
-        return bool(hopeless or revived or satisfied)
-
-    def _settle_lanes(self) -> None:
-        for name, lane in self.lanes.items():
-            holder = self.jobs.get(lane.holder or "")
-            retrying = holder is not None and holder.status is Status.QUEUED and holder.started_at is not None
-            if holder is not None and (holder.status is Status.RUNNING or retrying):
-                continue
-            stopped = lane.paused or self.blockers(name)
-            waiting = () if stopped else self._eligible(name)
-            lane.holder = waiting[0].id if waiting else None
-
-    def _in_lane(self, name: str) -> Sequence[RefJob]:
-        return sorted((job for job in self.jobs.values() if job.lane == name), key=lambda job: job.position)
-
-    def _eligible(self, name: str) -> Sequence[RefJob]:
-        return [job for job in self._in_lane(name) if job.status is Status.QUEUED and job.due and self.needs_met(job)]

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -15,8 +16,17 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from holdfast import submit_inside, submit_inside_async
+from holdfast.store import Store
+from holdfast.store.postgres import PostgresDatabase
 from holdfast.submission import Accepted
+from tests.support.store_harness import StoreHarness
 
+DOCS = Path(__file__).parents[2] / "docs" / "transactions.md"
+JOB: dict[str, Any] = {"runner": "function", "spec": {"name": "f"}}
+ONE_EACH = ["asyncpg", "psycopg", "async session over asyncpg", "sqlite3"]
+GUARD = 60.0
+"""Seconds after which something that should not wait is stuck; nothing is measured with it."""
+TABLES = ("jobs", "specs", "needs", "reuse", "idempotency")
 Step = Callable[..., Awaitable[Any]]
 
 
@@ -207,3 +217,31 @@ SQLITE = [
     "async connection over aiosqlite",
     "async session over aiosqlite",
 ]
+
+
+async def run_sql(store: Store, sql: str) -> list[Any]:
+    """Run SQL on a connection that is not the caller's."""
+    if isinstance(store.database, PostgresDatabase):
+        return [next(iter(row.values())) for row in await store.database.fetch(sql)]
+    file = sqlite3.connect(store.database.path, isolation_level=None)
+    try:
+        return [row[0] for row in file.execute(sql.replace("holdfast.", "")).fetchall()]
+    finally:
+        file.close()
+
+
+async def rows_left(harness: StoreHarness) -> dict[str, int]:
+    """Return how many rows a submit left, by table; only tables with rows."""
+    counts = {table: (await run_sql(harness.store, f"SELECT count(*) FROM holdfast.{table}"))[0] for table in TABLES}
+    return {table: count for table, count in counts.items() if count}
+
+
+async def notes(harness: StoreHarness) -> list[str]:
+    return await run_sql(harness.store, "SELECT note FROM notes ORDER BY note")
+
+
+async def until_one_waits_for_a_lock(harness: StoreHarness) -> None:
+    sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    async with asyncio.timeout(GUARD):
+        while (await run_sql(harness.store, sql))[0] == 0:
+            pass

@@ -153,15 +153,15 @@ class SupervisedAttempt:
         frames = (frame.event for frame in self.frames() if frame.stream is Stream.EVENTS)
         return [event for event in frames if event["event"] == name]
 
-    def tell(self, verb: str, token: int = 5, **fields: Any) -> Ack:
-        """Send a command and wait for its answer."""
-        return self.answer(self.folder.send(Command(verb=verb, token=token, **fields)))  # type: ignore[arg-type]
+    def command(self, verb: str, token: int = 5, **fields: Any) -> Ack:
+        """Send a command and wait for its ack."""
+        return self.ack_of(self.folder.send(Command(verb=verb, token=token, **fields)))  # type: ignore[arg-type]
 
-    def answer(self, name: str) -> Ack:
+    def ack_of(self, name: str) -> Ack:
         return eventually(lambda: next((ack for ack in self.folder.acks() if ack.command == name), None), "an ack")
 
     def clean(self) -> None:
-        """End what this test started, and fail if a finished attempt left a process behind."""
+        """End what this test started, and fail if a finished attempt left a process."""
         ended = self.folder.exit() is not None
         for pid in self.pids:
             if pid not in self.statuses and not self._reaped(pid):
@@ -170,7 +170,7 @@ class SupervisedAttempt:
         left = self.folder.leftovers(self.mark)
         self.folder.kill_leftovers(self.mark)
         shutil.rmtree(self.folder.path, ignore_errors=True)
-        assert not (ended and left), f"left behind: {left}"
+        assert not (ended and left), f"still running: {left}"
 
 
 def ending(exit: ExitRecord) -> tuple[ExitCause, int | None, int | None]:

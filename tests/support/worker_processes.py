@@ -138,7 +138,7 @@ class WorkerProcesses(InProcessWorkers):
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **self._environment(host, settings), **(environment or {})},
+                env={**os.environ, **self.environment(host, settings), **(environment or {})},
                 stdout=file,
                 stderr=file,
                 cwd=Path(__file__).parents[2],
@@ -166,7 +166,7 @@ class WorkerProcesses(InProcessWorkers):
             stopped |= members
         return stopped
 
-    def _environment(self, host: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    def environment(self, host: str, settings: Mapping[str, Any]) -> dict[str, str]:
         chosen: Settings = replace(self.settings, state_dir=self.host(host), **settings)
         named = {
             name: getattr(chosen, name)
@@ -221,11 +221,11 @@ class WorkerProcesses(InProcessWorkers):
     async def _story(self, job: Job | str) -> str:
         """Describe a job that did not end as expected, with the last log lines of all workers."""
         found = await self.get(job)
-        told = [f"{found.status} in {found.queue}, attempt {found.attempt}, {found.error}"]
-        told += [f"{event.at:%T} {event.type} {event.data}" for event in await self.events(job)][-20:]
+        lines = [f"{found.status} in {found.queue}, attempt {found.attempt}, {found.error}"]
+        lines += [f"{event.at:%T} {event.type} {event.data}" for event in await self.events(job)][-20:]
         for member in self.members:
-            told += [f"worker {member.pid}, {_state(member.pid)}:", *member.log.splitlines()[-8:]]
-        return "\n".join(told)
+            lines += [f"worker {member.pid}, {_state(member.pid)}:", *member.log.splitlines()[-8:]]
+        return "\n".join(lines)
 
     async def leaves(self, job: Job, status: Status) -> None:
         """Wait until a job is in another status."""

@@ -8,23 +8,13 @@ from torture.checker import check
 from torture.checks import budgets, builds, deletes
 from torture.history import Call, Event
 
+from tests.support.breakages import Breakages
 from tests.support.hand_made_histories import HandMadeHistory, good
 
-Breakage = Callable[[HandMadeHistory], None]
-BROKEN: dict[str, list[tuple[str, Breakage]]] = {}
+BROKEN = Breakages[HandMadeHistory]()
 PRICE = {"FIRST": "2", "EACH": "1", "LAST": "3", "LINES": "3"}
 SPENT = 8.0
 """Tokens that a run uses at this price."""
-
-
-def breaks(rule: str, what: str) -> Callable[[Breakage], Breakage]:
-    """Register a way to break a good example, and the rule that must see it."""
-
-    def register(make: Breakage) -> Breakage:
-        BROKEN.setdefault(rule, []).append((what, make))
-        return make
-
-    return register
 
 
 def whole() -> HandMadeHistory:
@@ -80,23 +70,23 @@ def _ask_for(example: HandMadeHistory, answer: str, *, key: str = "build", reuse
     )  # fmt: skip
 
 
-@breaks("budgets_are_kept", "a success used more than its budget, by its record")
+@BROKEN.breaks("budgets_are_kept", "a success used more than its budget, by its record")
 def _over(example: HandMadeHistory) -> None:
     _budget(example, SPENT, used=SPENT + 1)
 
 
-@breaks("budgets_are_kept", "a success used more than its budget, and its record does not know")
+@BROKEN.breaks("budgets_are_kept", "a success used more than its budget, and its record does not know")
 def _unheard(example: HandMadeHistory) -> None:
     _budget(example, SPENT - 1, used=SPENT - 1)
 
 
-@breaks("spent_budgets_are_not_resumed", "a job with nothing left of its budget was resumed")
+@BROKEN.breaks("spent_budgets_are_not_resumed", "a job with nothing left of its budget was resumed")
 def _spent(example: HandMadeHistory) -> None:
     _use_up(example)
     _resume(example, "spender")
 
 
-@breaks("spent_budgets_are_not_resumed", "it was resumed with a budget that is used up as well")
+@BROKEN.breaks("spent_budgets_are_not_resumed", "it was resumed with a budget that is used up as well")
 def _spent_again(example: HandMadeHistory) -> None:
     _use_up(example)
     _resume(example, "spender", given={"budget": {"tokens": SPENT}})
@@ -108,35 +98,35 @@ def _use_up(example: HandMadeHistory) -> None:
     _fail(example, "spender")
 
 
-@breaks("good_builds_keep_their_key", "an old build that was resumed is given to who asks for the key")
+@BROKEN.breaks("good_builds_keep_their_key", "an old build that was resumed is given to who asks for the key")
 def _old_one(example: HandMadeHistory) -> None:
     _resume(example, "old")
     _ask_for(example, "old")
 
 
-@breaks("good_builds_keep_their_key", "the key is built again, because an old build failed again")
+@BROKEN.breaks("good_builds_keep_their_key", "the key is built again, because an old build failed again")
 def _built_again(example: HandMadeHistory) -> None:
     example.job("third", reuse_key="build")
 
 
-@breaks("good_builds_keep_their_key", "an older success is given to who asks for the key")
+@BROKEN.breaks("good_builds_keep_their_key", "an older success is given to who asks for the key")
 def _older(example: HandMadeHistory) -> None:
     example.job("newest", reuse_key="build", rebuild=True)
     _ask_for(example, "new")
 
 
-@breaks("deleted_jobs_leave_no_files", "a job was called deleted while a file of it was there")
+@BROKEN.breaks("deleted_jobs_leave_no_files", "a job was called deleted while a file of it was there")
 def _left(example: HandMadeHistory) -> None:
     example.history.calls[-1].left = ("artifacts/deleted/1.3/made",)
 
 
-@breaks("deleted_jobs_leave_no_files", "a file of a deleted job is there at the end")
+@BROKEN.breaks("deleted_jobs_leave_no_files", "a file of a deleted job is there at the end")
 def _left_for_good(example: HandMadeHistory) -> None:
     example.history.calls[-1].outcome = "deleting"
     example.history.files["deleted"] = ["inputs/deleted/upload/given"]
 
 
-@breaks("deletes_are_finished", "a job is there though its delete was answered")
+@BROKEN.breaks("deletes_are_finished", "a job is there though its delete was answered")
 def _unfinished(example: HandMadeHistory) -> None:
     example.ask("delete", "plain", answer="ok", outcome="deleting")
 
@@ -145,21 +135,17 @@ def test_correct_answers_pass() -> None:
     assert [str(violation) for violation in check(whole().history)] == []
 
 
-@pytest.mark.parametrize(
-    ("rule", "what", "make"),
-    [(rule, what, make) for rule, ways in BROKEN.items() for what, make in ways],
-    ids=[what for ways in BROKEN.values() for what, _ in ways],
-)
-def test_wrong_answer_is_found(rule: str, what: str, make: Breakage) -> None:
+@pytest.mark.parametrize(("rule", "make"), BROKEN.cases())
+def test_wrong_answer_is_found(rule: str, make: Callable[[HandMadeHistory], None]) -> None:
     """Proves H5, D6, D7 as far as a checker can."""
     example = whole()
     make(example)
-    assert rule in found(example), what
+    assert rule in found(example)
 
 
 def test_every_rule_about_answers_is_broken_once() -> None:
     rules = (*budgets.RULES, *builds.RULES, *deletes.RULES)
-    assert {rule.__name__ for rule in rules} == set(BROKEN)
+    assert {rule.__name__ for rule in rules} == set(BROKEN.by_rule)
 
 
 def test_job_over_its_budget_that_a_person_resolved_passes() -> None:

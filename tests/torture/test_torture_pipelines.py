@@ -1,6 +1,6 @@
 """The checker's rules about pipelines are checked: a good history passes, and each rule is broken by hand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -8,170 +8,47 @@ import pytest
 from torture.cases import cases
 from torture.checker import check
 from torture.checks.pipelines import RULES
-from torture.history import Attempt, Call, Event, Fault, History, Line, Record, Removal, StoredSnapshot, Task
-from torture.pipelines import content, lines, outputs, steps
+from torture.history import Event, Removal
+from torture.pipelines import content
 
-ROOT = "r" * 64
+from tests.support.breakages import Breakages
+from tests.support.hand_made_pipelines import LONG, PipelineHistory, good, snapshot_id
 
-
-class PipelineHistory:
-    """Pipelines as they went, one after the other; each task takes two seconds."""
-
-    def __init__(self) -> None:
-        self.history = History(seed=1, store="sqlite", ttl=4.0)
-        self.at = 100.0
-
-    def job(
-        self, name: str, trails: Sequence[str], *, known: int = 0, mode: str = "always", leases: bool = False
-    ) -> str:
-        """A pipeline whose first tasks were known, and whose others ran; its worker may be killed in the middle."""
-        history, begin = self.history, self.at
-        n = len(history.calls)
-        body = {"runner": "process", "snapshot": mode, "tasks": [{"name": trail} for trail in trails]}
-        history.calls.append(
-            Call(n=n, verb="submit", sent=begin, answered=begin + 0.1, answer="ok", ids=(name,), jobs=(body,))
-        )
-        self.events = history.events[name] = []
-        self.say("status", status="queued")
-        self.at += 1
-        self.say("status", status="running", attempt=1, worker="w1")
-        for trail in trails[:known]:
-            self.say("task", trail, status="succeeded", cached=True)
-        token = 1
-        for trail in trails[known:]:
-            self.say("task", trail, status="running")
-            self.run(name, trail, token=1)
-            if leases:
-                history.faults.append(Fault(kind="kill worker", at=self.at - 3, until=1e9, target="w1"))
-                self.say("lease", lease="reaped", worker="w1", token=2)
-                self.say("lease", lease="adopted", worker="w2", token=3, attempt=1)
-                token, leases = 3, False
-            self.say("log", trail, stream="stdout", lines=[f"1 {trail} out {n + 1}" for n in range(lines(trail))])
-            self.say("task", trail, status="succeeded", exit_code=0)
-            if mode == "always" or (mode == "final" and trail == trails[-1]):
-                self.keep(name, trail)
-        self.at += 1
-        self.say("status", status="succeeded", attempt=1, cause="exit")
-        history.records[name] = Record(
-            id=name, runner="process", lane=None, needs=(), reuse_key=None, labels={"call": str(n)}, policy={},
-            status="succeeded", seq=len(self.events), requested=begin, started=begin + 1, finished=self.at,
-            result=(outputs(trails[-1]) or (None, {}))[0],
-        )  # fmt: skip
-        history.outputs[name] = (outputs(trails[-1]) or (None, {}))[1]
-        history.attempts[name] = [
-            Attempt(
-                attempt=1,
-                worker="w2",
-                token=token,
-                claim_seq=2,
-                end_seq=len(self.events),
-                started=begin + 1,
-                ended=self.at,
-                cause="exit",
-                status="succeeded",
-                exit_code=0,
-            )
-        ]
-        history.tasks[name] = [
-            Task(n=n, name=trail, status="succeeded", cached=n < known, parent=_parent(trail), snapshot=_id(trail))
-            for n, trail in enumerate(trails)
-        ]
-        self.at += 1
-        return name
-
-    def say(self, type: str, task: str | None = None, **data: Any) -> None:
-        self.events.append(Event(seq=len(self.events) + 1, at=self.at, type=type, task=task, data=data))
-
-    def run(self, name: str, trail: str, *, attempt: int = 1, token: int = 1, end: str = "end") -> None:
-        for what, said in (("start", 0), ("tick", lines(trail)), (end, lines(trail))):
-            self.line(name, what, trail, attempt=attempt, token=token, said=said)
-            self.at += 0.7
-
-    def line(self, name: str, what: Any, trail: str, *, attempt: int = 1, token: int = 1, said: int = 0) -> None:
-        self.history.lines.append(Line(what, name, attempt, token, 10, self.at, said, trail))
-
-    def keep(self, name: str, trail: str) -> None:
-        kept = StoredSnapshot(
-            id=_id(trail), trail=trail, parent=_parent(trail), job=name, made=self.at, verified=True,
-            files=content(trail),
-        )  # fmt: skip
-        self.history.kept.append(kept)
-
-    def change_kept(self, trail: str, **fields: Any) -> None:
-        self.history.kept = [
-            msgspec.structs.replace(kept, **fields) if kept.trail == trail else kept for kept in self.history.kept
-        ]
-
-    def change_task(self, name: str, n: int, **fields: Any) -> None:
-        self.history.tasks[name][n] = msgspec.structs.replace(self.history.tasks[name][n], **fields)
-
-    def move_lines(self, name: str, trail: str, seconds: float) -> None:
-        """Let a run have been earlier or later."""
-        self.history.lines = [
-            msgspec.structs.replace(line, at=line.at + seconds) if (line.job, line.task) == (name, trail) else line
-            for line in self.history.lines
-        ]
-
-    def forget(self, name: str, what: str, trail: str) -> None:
-        self.history.lines = [
-            line for line in self.history.lines if (line.job, line.what, line.task) != (name, what, trail)
-        ]
+BROKEN = Breakages[PipelineHistory]()
 
 
-def _id(trail: str) -> str:
-    return trail.encode().hex().ljust(64, "0")
-
-
-def _parent(trail: str) -> str:
-    before = steps(trail)[:-1]
-    return _id(before[-1]) if before else ROOT
-
-
-LONG = steps("c0.a.b.a")
-Breakage = Callable[[PipelineHistory], None]
-BROKEN: dict[str, list[tuple[str, Breakage]]] = {}
-
-
-def breaks(rule: str, what: str) -> Callable[[Breakage], Breakage]:
-    def register(make: Breakage) -> Breakage:
-        BROKEN.setdefault(rule, []).append((what, make))
-        return make
-
-    return register
-
-
-@breaks("tasks_run_in_order", "the second task begins before the first has ended")
+@BROKEN.breaks("tasks_run_in_order", "the second task begins before the first has ended")
 def _too_soon(example: PipelineHistory) -> None:
     example.move_lines("first", LONG[1], -1.0)
 
 
-@breaks("tasks_run_in_order", "a task begins behind one that failed")
+@BROKEN.breaks("tasks_run_in_order", "a task begins after one that failed")
 def _after_a_failure(example: PipelineHistory) -> None:
     example.forget("first", "end", LONG[0])
 
 
-@breaks("tasks_run_in_order", "a task is left out")
+@BROKEN.breaks("tasks_run_in_order", "a task is left out")
 def _left_out(example: PipelineHistory) -> None:
     example.job("long", [f"c9.a{'.a' * n}" for n in range(3)])
     example.history.lines = [line for line in example.history.lines if (line.job, line.task) != ("long", "c9.a.a")]
 
 
-@breaks("tasks_run_in_order", "the workspace is another one")
+@BROKEN.breaks("tasks_run_in_order", "the workspace is another one")
 def _spoilt(example: PipelineHistory) -> None:
     example.line("first", "spoilt", LONG[0])
 
 
-@breaks("finished_tasks_are_not_repeated", "an adopter runs the task again")
+@BROKEN.breaks("finished_tasks_are_not_repeated", "an adopter runs the task again")
 def _again(example: PipelineHistory) -> None:
     example.run("first", LONG[0])
 
 
-@breaks("known_results_are_not_built_again", "a later job builds what is there")
+@BROKEN.breaks("known_results_are_not_built_again", "a later job builds what is there")
 def _rebuilt(example: PipelineHistory) -> None:
     example.job("again", LONG[:1])
 
 
-@breaks("known_results_are_not_built_again", "a waiter does not look again when it has the lock")
+@BROKEN.breaks("known_results_are_not_built_again", "a waiter does not look again when it has the lock")
 def _not_looked_again(example: PipelineHistory) -> None:
     example.job("waiter", ["c5.a"])
     made = example.history.kept[-1].made
@@ -180,7 +57,9 @@ def _not_looked_again(example: PipelineHistory) -> None:
     example.change_kept("c5.a", made=made - 5, job="first")
 
 
-@breaks("known_results_are_not_built_again", "a second attempt runs what the first one stored, and it stands no more")
+@BROKEN.breaks(
+    "known_results_are_not_built_again", "a second attempt runs what the first one stored, and it stands no more"
+)
 def _next_attempt(example: PipelineHistory) -> None:
     example.history.kept.clear()
     example.run("first", LONG[0], attempt=2, token=5)
@@ -189,103 +68,105 @@ def _next_attempt(example: PipelineHistory) -> None:
     )
 
 
-@breaks("one_builder_per_snapshot", "two jobs build the same at once")
+@BROKEN.breaks("one_builder_per_snapshot", "two jobs build the same at once")
 def _two_builders(example: PipelineHistory) -> None:
     example.job("builder 1", ["c6.a"])
     example.job("builder 2", ["c6.a"])
     example.move_lines("builder 2", "c6.a", -5.0)
 
 
-@breaks("cached_tasks_do_not_run", "what is called cached has run")
+@BROKEN.breaks("cached_tasks_do_not_run", "what is called cached has run")
 def _cached_ran(example: PipelineHistory) -> None:
     example.at = example.history.events["second"][1].at
     example.run("second", LONG[0])
 
 
-@breaks("pipelines_succeed_whole", "a task is still to run")
+@BROKEN.breaks("pipelines_succeed_whole", "a task is still to run")
 def _pending(example: PipelineHistory) -> None:
     example.change_task("first", 1, status="pending")
 
 
-@breaks("pipelines_succeed_whole", "a task never came to its end")
+@BROKEN.breaks("pipelines_succeed_whole", "a task never came to its end")
 def _no_end(example: PipelineHistory) -> None:
     example.forget("first", "end", LONG[1])
 
 
-@breaks("pipelines_succeed_whole", "there never was a plan")
+@BROKEN.breaks("pipelines_succeed_whole", "there never was a plan")
 def _no_plan(example: PipelineHistory) -> None:
     del example.history.tasks["first"]
 
 
-@breaks("pipelines_have_the_outputs_of_their_tasks", "a job that found all of it known has no files")
+@BROKEN.breaks("pipelines_have_the_outputs_of_their_tasks", "a job that found all of it known has no files")
 def _no_files(example: PipelineHistory) -> None:
     example.history.outputs["second"] = {}
 
 
-@breaks("pipelines_have_the_outputs_of_their_tasks", "the file of a task that was known is missing")
+@BROKEN.breaks("pipelines_have_the_outputs_of_their_tasks", "the file of a task that was known is missing")
 def _file_missing(example: PipelineHistory) -> None:
     example.history.outputs["third"] = {
         path: text for path, text in example.history.outputs["third"].items() if path != LONG[0]
     }
 
 
-@breaks("pipelines_have_the_outputs_of_their_tasks", "an earlier task's file stands in the place of a later one's")
+@BROKEN.breaks(
+    "pipelines_have_the_outputs_of_their_tasks", "an earlier task's file stands in the place of a later one's"
+)
 def _earlier_file(example: PipelineHistory) -> None:
     example.history.outputs["third"] = {**example.history.outputs["third"], "last": f"{LONG[1]}\n"}
 
 
-@breaks("pipelines_have_the_outputs_of_their_tasks", "a job that found all of it known has no result")
+@BROKEN.breaks("pipelines_have_the_outputs_of_their_tasks", "a job that found all of it known has no result")
 def _no_result(example: PipelineHistory) -> None:
     assert example.history.records["second"].result is not None
     example.history.records["second"] = msgspec.structs.replace(example.history.records["second"], result=None)
 
 
-@breaks("snapshots_are_what_their_trail_says", "a file is not whole")
+@BROKEN.breaks("snapshots_are_what_their_trail_says", "a file is not whole")
 def _not_whole(example: PipelineHistory) -> None:
     example.change_kept(LONG[1], files={**content(LONG[1]), "whole": ""})
 
 
-@breaks("snapshots_are_what_their_trail_says", "a file of a later task is in it")
+@BROKEN.breaks("snapshots_are_what_their_trail_says", "a file of a later task is in it")
 def _too_much(example: PipelineHistory) -> None:
     example.change_kept(LONG[0], files=content(LONG[1]))
 
 
-@breaks("snapshots_are_what_their_trail_says", "a folder is not what was published")
+@BROKEN.breaks("snapshots_are_what_their_trail_says", "a folder is not what was published")
 def _not_published(example: PipelineHistory) -> None:
     example.change_kept(LONG[0], verified=False)
 
 
-@breaks("snapshots_are_what_their_trail_says", "it was made from another one")
+@BROKEN.breaks("snapshots_are_what_their_trail_says", "it was made from another one")
 def _another_parent(example: PipelineHistory) -> None:
     example.change_kept(LONG[1], parent="f" * 64)
 
 
-@breaks("snapshots_are_what_their_trail_says", "one result has two ids")
+@BROKEN.breaks("snapshots_are_what_their_trail_says", "one result has two ids")
 def _two_ids(example: PipelineHistory) -> None:
     example.history.kept.append(msgspec.structs.replace(example.history.kept[0], id="f" * 64))
 
 
-@breaks("no_half_snapshot_is_left", "a folder without a row outlives the sweep")
+@BROKEN.breaks("no_half_snapshot_is_left", "a folder without a row outlives the sweep")
 def _unnamed(example: PipelineHistory) -> None:
     example.history.unnamed.append("f" * 64)
 
 
-@breaks("no_half_snapshot_is_left", "a worker found a damaged one")
+@BROKEN.breaks("no_half_snapshot_is_left", "a worker found a damaged one")
 def _damaged(example: PipelineHistory) -> None:
-    example.history.damaged.append(_id(LONG[0]))
+    example.history.damaged.append(snapshot_id(LONG[0]))
 
 
-@breaks("task_logs_are_whole", "the last line of a task is lost")
+@BROKEN.breaks("task_logs_are_whole", "the last line of a task is lost")
 def _lost_line(example: PipelineHistory) -> None:
     _log(example)["lines"].pop()
 
 
-@breaks("task_logs_are_whole", "a line is there twice")
+@BROKEN.breaks("task_logs_are_whole", "a line is there twice")
 def _repeated_line(example: PipelineHistory) -> None:
     _log(example)["lines"].insert(0, _log(example)["lines"][0])
 
 
-@breaks("task_logs_are_whole", "a line is under another task's name")
+@BROKEN.breaks("task_logs_are_whole", "a line is under another task's name")
 def _other_name(example: PipelineHistory) -> None:
     events = example.history.events["first"]
     events[:] = [msgspec.structs.replace(event, task="c1.b") if event.type == "log" else event for event in events]
@@ -295,23 +176,12 @@ def _log(example: PipelineHistory) -> Any:
     return next(event.data for event in example.history.events["first"] if event.type == "log" and event.data["lines"])
 
 
-def good() -> PipelineHistory:
-    example = PipelineHistory()
-    example.job("first", LONG[:2], leases=True)
-    example.job("second", LONG[:2], known=2)
-    example.job("third", LONG, known=2, mode="final")
-    example.job("nothing kept", ["c1.b", "c1.b.a"], mode="none")
-    return example
-
-
 def test_good_history_passes() -> None:
     assert [str(violation) for violation in check(good().history)] == []
 
 
-@pytest.mark.parametrize(
-    ("rule", "make"), [pytest.param(rule, make, id=what) for rule, found in BROKEN.items() for what, make in found]
-)
-def test_broken_history_is_caught(rule: str, make: Breakage) -> None:
+@pytest.mark.parametrize(("rule", "make"), BROKEN.cases())
+def test_broken_history_is_caught(rule: str, make: Callable[[PipelineHistory], None]) -> None:
     """Proves P1, P2, P4, P5, P6: a breach is seen."""
     example = good()
     make(example)
@@ -319,7 +189,7 @@ def test_broken_history_is_caught(rule: str, make: Breakage) -> None:
 
 
 def test_every_rule_is_broken_once() -> None:
-    assert {rule.__name__ for rule in RULES} == set(BROKEN)
+    assert {rule.__name__ for rule in RULES} == set(BROKEN.by_rule)
 
 
 def test_removed_snapshot_may_be_built_again() -> None:

@@ -1,11 +1,12 @@
 """When a lease may be taken from a worker, as the checker of torture runs sees it, by histories made by hand."""
 
+from collections.abc import Callable
+
 import pytest
 from torture.checker import check
 from torture.history import Beat, Fault, Lag
 
 from tests.support.hand_made_histories import HandMadeHistory, good
-from tests.torture.test_torture_checker import Breakage
 
 
 def _instead_of_the_kill(example: HandMadeHistory, *, lag: float = 0.0) -> float:
@@ -55,7 +56,7 @@ def _reaped_after_a_cut(example: HandMadeHistory) -> None:
         _reaped_after_a_cut,
     ],
 )  # fmt: skip
-def test_reap_without_a_reason_is_caught(make: Breakage) -> None:
+def test_reap_without_a_reason_is_caught(make: Callable[[HandMadeHistory], None]) -> None:
     """Proves L18: a breach is seen."""
     example = good()
     make(example)

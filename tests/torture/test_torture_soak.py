@@ -77,13 +77,13 @@ def test_of_many_lines_one_that_grows_is_drawn_however_small_and_none_is_left_ou
 
 @pytest.mark.parametrize("minutes", [2, 4, 30, 600])
 def test_retention_and_autovacuum_act_well_within_the_first_fifth(minutes: int) -> None:
-    course = SoakPlan(minutes * 60.0)
-    assert course.keep + 2 * course.vacuum + course.every < course.seconds / 5
+    plan = SoakPlan(minutes * 60.0)
+    assert plan.keep + 2 * plan.vacuum + plan.every < plan.seconds / 5
 
 
 def test_each_quarter_has_the_same_pauses() -> None:
-    course = SoakPlan(SECONDS)
-    quarters = [[course.pauses(n * 100 + at / 10) for at in range(1000)] for n in range(4)]
+    plan = SoakPlan(SECONDS)
+    quarters = [[plan.pauses(n * 100 + at / 10) for at in range(1000)] for n in range(4)]
     shares = [sum(quarter) / len(quarter) for quarter in quarters]
     assert shares == pytest.approx([0.1] * 4, abs=0.01)
 

@@ -83,11 +83,11 @@ def acl(rights: int) -> bytes:
 def everything(folder: Path) -> dict[str, Any]:
     """Return all attributes of a folder's entries. Hard links are reported under the first name."""
     names: dict[int, str] = {}
-    told = {}
+    entries = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         entry, name = path.lstat(), str(path.relative_to(folder))
         keys = os.listxattr(path, follow_symlinks=False)
-        told[name] = (
+        entries[name] = (
             oct(entry.st_mode),
             (entry.st_uid, entry.st_gid),
             entry.st_mtime_ns,
@@ -95,7 +95,7 @@ def everything(folder: Path) -> dict[str, Any]:
             os.readlink(path) if path.is_symlink() else None,
             (names.setdefault(entry.st_ino, name), path.read_bytes(), list(data_of(path))) if is_file(entry) else None,
         )
-    return told
+    return entries
 
 
 def is_file(entry: os.stat_result) -> bool:

@@ -10,31 +10,31 @@ def lease(token: int) -> Lease:
 
 def test_second_adoption_replaces_the_older_lease() -> None:
     """A worker that slept may adopt its own job: what it did for it before has lost its lease. Proves L6."""
-    holds = HeldLeases(60.0)
-    (old,) = holds.take([lease(1)], boottime())
-    (new,) = holds.take([lease(3)], boottime())
+    leases = HeldLeases(60.0)
+    (old,) = leases.take([lease(1)], boottime())
+    (new,) = leases.take([lease(3)], boottime())
     assert (old.lost, new.lost) == (True, False)
-    holds.drop(old)
-    assert holds.get("job") is new
+    leases.drop(old)
+    assert leases.get("job") is new
 
 
 def test_stop_request_only_escalates() -> None:
     """A late answer to an older question takes nothing back. Proves C1."""
-    (hold,) = HeldLeases(60.0).take([lease(1)], boottime())
+    (held_lease,) = HeldLeases(60.0).take([lease(1)], boottime())
     for kind in (StopKind.INTERRUPT, StopKind.CANCEL, StopKind.INTERRUPT):
-        hold.receive_stop(StopRequest(kind=kind, phase=StopPhase.REQUESTED))
-    assert hold.stop is not None
-    assert hold.stop.kind is StopKind.CANCEL
+        held_lease.receive_stop(StopRequest(kind=kind, phase=StopPhase.REQUESTED))
+    assert held_lease.stop is not None
+    assert held_lease.stop.kind is StopKind.CANCEL
 
 
 def test_lease_is_trusted_from_its_request_and_not_until_its_expiry() -> None:
     """Proves L7."""
-    holds = HeldLeases(10.0)
-    (hold,) = holds.take([lease(1)], boottime() - 8.9)
-    assert hold.trusted
-    (late,) = holds.take([lease(2)], boottime() - 9.1)
+    leases = HeldLeases(10.0)
+    (held_lease,) = leases.take([lease(1)], boottime() - 8.9)
+    assert held_lease.trusted
+    (late,) = leases.take([lease(2)], boottime() - 9.1)
     before = late.trusted
-    holds.renewed([late], boottime())
+    leases.renewed([late], boottime())
     after = late.trusted
     late.lose()
     assert [before, after, late.trusted] == [False, True, False]

@@ -48,8 +48,8 @@ def _read_outside() -> set[str]:
 
 def test_every_setting_is_read_by_something() -> None:
     read = _read_outside()
-    behind = {DERIVED[name] for name in read & DERIVED.keys()}
-    reached = read | behind | (THROUGH_DEFAULTS if "job_defaults" in read else set())
+    derived = {DERIVED[name] for name in read & DERIVED.keys()}
+    reached = read | derived | (THROUGH_DEFAULTS if "job_defaults" in read else set())
     reached |= THROUGH_CEILINGS if "ceilings" in read else set()
     reached |= LIMITS if "attempt_limits" in read else set()
     unread = {field.name for field in dataclasses.fields(Settings)} - reached - REFUSALS
@@ -68,7 +68,7 @@ async def _by(way: str, harness: StoreHarness, tmp_path: Path, job: dict[str, An
     app.function(name="f")(lambda: None)
     async with app:
         if set(job) == {"runner", "spec"}:
-            return await app.submit("f")
+            return (await app.submit("f")).record
         return await app.store.jobs.submit(job)
 
 

@@ -18,10 +18,10 @@ class Supervisor:
     """Keeps what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.sent: list[tuple[str, int]] = []
 
     async def send(self, command: Command) -> None:
-        self.told.append((command.verb, command.token))
+        self.sent.append((command.verb, command.token))
 
 
 async def test_adopter_repeats_its_hold_only_after_a_while_and_until_it_is_acknowledged(
@@ -33,18 +33,18 @@ async def test_adopter_repeats_its_hold_only_after_a_while_and_until_it_is_ackno
     supervisor = Supervisor()
     running = cast(Any, supervisor)
     await link.take_control_if_adopting(running)
-    assert supervisor.told == []
+    assert supervisor.sent == []
     link.adopted.clear()
     for _ in range(3):
         await link.take_control_if_adopting(running)
-    assert supervisor.told == [("hold", 3)]
+    assert supervisor.sent == [("hold", 3)]
     monkeypatch.setattr(supervisor_link, "ACK_SECONDS", -1.0)
     link.on_event({"event": "ack", "ok": True, "token": 2, "verb": "hold"})
     await link.take_control_if_adopting(running)
-    assert (supervisor.told, link.adopted.is_set(), steps) == ([("hold", 3)] * 2, False, [])
+    assert (supervisor.sent, link.adopted.is_set(), steps) == ([("hold", 3)] * 2, False, [])
     link.on_event({"event": "ack", "ok": True, "token": 3, "verb": "hold"})
     await link.take_control_if_adopting(running)
-    assert (supervisor.told, link.adopted.is_set(), steps) == ([("hold", 3)] * 2, True, ["adopted"])
+    assert (supervisor.sent, link.adopted.is_set(), steps) == ([("hold", 3)] * 2, True, ["adopted"])
 
 
 async def test_adopter_that_lost_its_lease_tells_the_supervisor_nothing() -> None:
@@ -55,7 +55,7 @@ async def test_adopter_that_lost_its_lease_tells_the_supervisor_nothing() -> Non
     supervisor = Supervisor()
     with pytest.raises(LeaseLost):
         await link.take_control_if_adopting(cast(Any, supervisor))
-    assert supervisor.told == []
+    assert supervisor.sent == []
 
 
 class Leases:

@@ -17,7 +17,7 @@ from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, 
 from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.folder_writer import FolderWriter
 from holdfast.runner.function import Context
-from holdfast.runner.output_sources import collect_folder, collect_tar, pour
+from holdfast.runner.output_sources import collect_folder, collect_tar, read_in_thread
 from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import Mask
 from holdfast.runner.tree_removal import remove_tree
@@ -80,9 +80,9 @@ async def test_a_result_file_gives_the_result_or_a_text_that_is_safe_to_show(wor
         "demanded": (failed, 0, None, broken),
         "failed anyway": (failed, 3, None, "exit_nonzero"),
     }
-    told = (await workers.get(jobs["told"])).error
-    assert told is not None
-    assert told.message == "row 7"
+    reported = (await workers.get(jobs["told"])).error
+    assert reported is not None
+    assert reported.message == "row 7"
     safe = (await workers.get(jobs["link"])).error
     assert safe is not None
     assert "passwd" not in safe.message
@@ -253,7 +253,7 @@ async def test_secrets_are_given_at_the_start_and_masked_in_everything(
     assert ended.error.message == "with ***"
     assert (returned.result, await workers.log(function)) == ("***", ["has ***"])
     assert unknown.error is not None
-    assert "secret NO_SUCH is not known" in unknown.error.message
+    assert "secret NO_SUCH is not set on this worker" in unknown.error.message
     everything = repr([await workers.events(one) for one in (job, function)])
     for value in ("hunter2", "abcdefghijkl"):
         assert value not in everything
@@ -379,12 +379,12 @@ async def test_archive_that_breaks_off_on_its_way_is_not_the_childs_fault(tmp_pa
 
     gathered = CollectedOutputs(FolderWriter(tmp_path / "kept"), LIMITS)
     with pytest.raises(EngineUnreachable, match="it went away"):
-        await pour(broken(), lambda stream: collect_tar(stream, gathered))
+        await read_in_thread(broken(), lambda stream: collect_tar(stream, gathered))
 
     async def short() -> AsyncIterator[bytes]:
         yield whole.getvalue()[:700]
 
     with pytest.raises(ContractViolation, match="cannot be read"):
-        await pour(
+        await read_in_thread(
             short(), lambda stream: collect_tar(stream, CollectedOutputs(FolderWriter(tmp_path / "other"), LIMITS))
         )

@@ -5,7 +5,6 @@ import glob
 import os
 import signal
 import sqlite3
-import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -51,22 +50,13 @@ def small_disk(folder: Path, kind: str) -> Iterator[Path]:
     """A real filesystem of 96 MiB; unmounted however the test ends, and nothing that works there is left."""
     if kind != "tmpfs" and (why := disks.missing(kind)) is not None:
         pytest.skip(why)
-    with tmpfs(folder) if kind == "tmpfs" else disks.disk(folder, kind, SIZE) as mounted:
+    with (
+        disks.tmpfs(folder / "tmpfs", f"size={SIZE}") if kind == "tmpfs" else disks.disk(folder, kind, SIZE) as mounted
+    ):
         try:
             yield mounted
         finally:
             kill_users(mounted)
-
-
-@contextmanager
-def tmpfs(folder: Path) -> Iterator[Path]:
-    mounted = folder / "tmpfs"
-    mounted.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", mounted], check=True)
-    try:
-        yield mounted
-    finally:
-        subprocess.run(["umount", mounted], check=True)
 
 
 def kill_users(mounted: Path) -> None:

@@ -36,7 +36,7 @@ async def submitted(harness: StoreHarness, way: str, job: dict[str, Any], tmp_pa
             app = Holdfast(harness.url)
             app.function(name="play", queue="stale")(lambda: None)
             async with app:
-                return await app.submit("play")
+                return (await app.submit("play")).record
         case "sql":
             connection = await asyncpg.connect(harness.url)
             found = await connection.fetchval("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", json.dumps(job))
@@ -97,7 +97,7 @@ async def test_app_knows_its_own_functions_before_any_worker_registered_them(har
     app = Holdfast(harness.url)
     app.function(name="play", queue="mine", timeout=5)(lambda: None)
     async with app:
-        job = await app.submit("play")
+        job = (await app.submit("play")).record
     assert (job.queue, job.policy.timeout) == ("mine", 5)
 
 

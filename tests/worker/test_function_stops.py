@@ -166,12 +166,12 @@ async def test_log_of_a_function_is_kept_when_its_worker_drains_during_an_outage
             raise StoreUnreachable("away")
         return await append(self, *args, **fields)
 
-    def told(self: FunctionCall) -> None:
+    def noted(self: FunctionCall) -> None:
         give_up(self)
         given_up.set()
 
     monkeypatch.setattr(Events, "append", away)
-    monkeypatch.setattr(FunctionCall, "give_up", told)
+    monkeypatch.setattr(FunctionCall, "give_up", noted)
 
     @workers.functions.add
     async def talkative(ctx: Context) -> str:

@@ -206,12 +206,12 @@ async def test_an_application_submits_its_functions(workers: InProcessWorkers) -
 
     workers.functions = app.functions
     async with app:
-        job = await app.submit(send, to="a")
+        job = (await app.submit(send, to="a")).record
         assert (job.queue, job.policy.timeout, job.spec) == ("mail", 30, {"name": "send"})
         with pytest.raises(Invalid, match="inputs"):
             await app.submit("send")
         with pytest.raises(Invalid, match="not registered"):
-            await app.submit(print)
+            await app.submit(print)  # type: ignore[call-overload]
     async with workers.worker({"mail": 1}):
         assert (await workers.ended(job)).result == "to a"
     assert await send("b", None) == "to b"  # type: ignore[arg-type]

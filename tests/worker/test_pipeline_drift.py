@@ -27,7 +27,7 @@ async def cli(service: Service, *arguments: str) -> str:
     return said.decode()
 
 
-async def told(service: Service, job: Job) -> list[tuple[str, str]]:
+async def tasks_of(service: Service, job: Job) -> list[tuple[str, str]]:
     """What the service says of a job's tasks."""
     async with service.client() as client:
         items = (await client.get(f"/v1/jobs/{job.id}/tasks")).json()["items"]
@@ -58,25 +58,25 @@ async def test_changed_file_is_planned_again_whole_or_not_at_all(processes: Work
         first = processes.start({"default": 1}, **SLOW)
         await processes.ended(job, Status.FAILED)
         first.kill()
-        before = await told(service, job)
+        before = await tasks_of(service, job)
         assert [status for status, _ in before] == ["succeeded", "failed", "pending"]
 
         source.write_text("echo two >> made")
         await cli(service, "resume", job.id)
         inside = processes.start({"default": 1}, Hook(step="statement insert_tasks", do="kill"), **SLOW)
         assert await inside.dead() == -signal.SIGKILL, inside.log
-        assert await told(service, job) == before, "the plan that was there, with nothing missing"
+        assert await tasks_of(service, job) == before, "the plan that was there, with nothing missing"
         assert await plans(processes, job) == [(before[-1][1], False)]
 
-        behind = processes.start({"default": 1}, Hook(step="recorded", do="kill", job=job.id), **SLOW)
-        assert await behind.dead() == -signal.SIGKILL, behind.log
-        after = await told(service, job)
+        second = processes.start({"default": 1}, Hook(step="recorded", do="kill", job=job.id), **SLOW)
+        assert await second.dead() == -signal.SIGKILL, second.log
+        after = await tasks_of(service, job)
         assert [status for status, _ in after] == ["succeeded", "pending", "pending"]
         assert [old[1] == new[1] for old, new in zip(before, after, strict=True)] == [True, False, False]
 
         processes.start({"default": 1}, **SLOW)
         await processes.ended(job, Status.SUCCEEDED)
-        assert await told(service, job) == [("succeeded", snapshot) for _, snapshot in after]
+        assert await tasks_of(service, job) == [("succeeded", snapshot) for _, snapshot in after]
         assert await plans(processes, job) == [(before[-1][1], False), (after[-1][1], True)]
         assert (await cli(service, "show", job.id)).count("succeeded") == 4
     assert pipelines.ran() == ["one", "two", "two", "three"]

@@ -23,11 +23,6 @@ SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_bac
 RETRY: dict[str, Any] = {"max_attempts": 2, "retry": {"base": 0, "cap": 0}}
 
 
-@pytest.fixture
-def pipelines(workers: InProcessWorkers, tmp_path: Path) -> Pipelines:
-    return Pipelines(workers, tmp_path)
-
-
 @pytest.mark.parametrize("mode", ["always", "final", "none"])
 async def test_second_run_gives_the_result_and_artifacts_of_the_first(pipelines: Pipelines, mode: str) -> None:
     """Proves D1."""
@@ -234,7 +229,7 @@ async def test_secrets_are_masked_in_known_results_as_they_are_now(
     assert (await workers.get(first)).result == ["***", "another value"]
     assert (await workers.get(again)).result == ["***", "***" if value == "another value" else "another value"]
     assert gone.error is not None
-    assert gone.error.message == "secret PASSWORD is not known to this worker"
+    assert gone.error.message.startswith("secret PASSWORD is not set on this worker: set HOLDFAST_SECRET_PASSWORD")
     assert (without.result, pipelines.ran()) == (["", "another value"], ["one", "one"])
 
 
@@ -320,10 +315,10 @@ async def test_snapshot_without_outputs_is_built_again_and_may_be_a_base(pipelin
         first = await workers.ended(await pipelines.submit(leaves("one", "a")), Status.SUCCEEDED)
         await _forget_outputs(workers)
         base = (await pipelines.tasks(first))[-1].snapshot
-        behind = await workers.ended(await pipelines.submit(leaves("two", "b"), base=base), Status.SUCCEEDED)
+        after = await workers.ended(await pipelines.submit(leaves("two", "b"), base=base), Status.SUCCEEDED)
         again = await workers.ended(await pipelines.submit(leaves("one", "a")), Status.SUCCEEDED)
     assert pipelines.ran() == ["one", "two", "one"]
-    assert await left_by(workers, behind) == ({"by": "two"}, expected(b="two"))
+    assert await left_by(workers, after) == ({"by": "two"}, expected(b="two"))
     assert await left_by(workers, again) == ({"by": "one"}, expected(a="one"))
 
 

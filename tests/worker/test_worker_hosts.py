@@ -92,7 +92,7 @@ async def test_attempts_of_a_host_that_was_cut_off_continue(processes: WorkerPro
     """
     grace: dict[str, Any] = {"orphan_grace": 1.0}
     jobs = {host: await processes.chatty(host, gated=True, queue=host, lane=host) for host in ("asleep", "dead")}
-    behind = {host: await processes.chatty(f"behind {host}", lane=host) for host in jobs}
+    later = {host: await processes.chatty(f"later {host}", lane=host) for host in jobs}
     asleep = processes.start({"asleep": 1}, Hook(step="shipped", do="stop"), host="asleep", **grace)
     dead = processes.start({"dead": 1}, Hook(step="shipped", do="kill"), host="dead", **grace)
     await asleep.stopped()
@@ -105,7 +105,7 @@ async def test_attempts_of_a_host_that_was_cut_off_continue(processes: WorkerPro
         assert alive(processes.marker_lines(host)[0])
         with pytest.raises(Conflict):
             await processes.store.jobs.resume(job.id)
-        assert (await processes.get(behind[host])).started_at is None
+        assert (await processes.get(later[host])).started_at is None
     asleep.signal(signal.SIGCONT)
     processes.start({"other": 1}, host="dead", **grace)
     for host, job in jobs.items():
@@ -113,7 +113,7 @@ async def test_attempts_of_a_host_that_was_cut_off_continue(processes: WorkerPro
         processes.open_gate(host)
         await processes.assert_whole(host, job)
         assert await processes.statuses(job) == ["queued", "running", "paused", "running", "succeeded"]
-        await processes.assert_whole(f"behind {host}", behind[host])
+        await processes.assert_whole(f"later {host}", later[host])
 
 
 async def test_stop_after_ends_the_child_before_the_next_attempt_starts_elsewhere(processes: WorkerProcesses) -> None:

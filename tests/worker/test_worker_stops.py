@@ -296,16 +296,16 @@ async def test_unkillable_job_is_not_called_cancelled(
     monkeypatch.setattr(ProcessHandle, "collect", refuse)
     async with workers.worker():
         job = await workers.sh("echo begun; sleep 1000", lane="l")
-        behind = await workers.sh("true", lane="l")
+        later = await workers.sh("true", lane="l")
         await workers.wait_for_log(job, "begun")
         await workers.store.jobs.cancel(job.id)
         await eventually(lambda: _reached_phase(workers, job, "not_dead"), "it is told")
         await asyncio.sleep(0.5)  # Reason: time in which it would wrongly be called cancelled.
         assert (await workers.get(job)).status is Status.RUNNING
-        assert (await workers.get(behind)).started_at is None
+        assert (await workers.get(later)).started_at is None
         refuses = False
         await workers.ended(job, Status.CANCELLED)
-        await workers.ended(behind, Status.SUCCEEDED)
+        await workers.ended(later, Status.SUCCEEDED)
     assert await _reached_phase(workers, job, "dead")
 
 

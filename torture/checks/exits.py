@@ -25,21 +25,23 @@ def processes_exit_only_when_told(history: History, cases: Mapping[str, Case]) -
     """A worker or server exits only when it is told to. The harness restarts it, which would hide a crash."""
     for process_exit in history.exits:
         mine = [fault.kind for fault in history.faults if fault.target == process_exit.part]
-        told = sum(kind in TOLD for kind in mine)
+        signals = sum(kind in TOLD for kind in mine)
         if not (
-            KILLED & set(mine) or process_exit.status in _ways_to_leave(told) or _could_not_begin(history, process_exit)
+            KILLED & set(mine)
+            or process_exit.status in _ways_to_leave(signals)
+            or _could_not_begin(history, process_exit)
         ):
             yield (
                 process_exit.part,
-                f"{process_exit.part} ended {'badly' if told else 'by itself'}, with {process_exit.status}",
+                f"{process_exit.part} ended {'badly' if signals else 'by itself'}, with {process_exit.status}",
             )
 
 
-def _ways_to_leave(told: int) -> set[int]:
+def _ways_to_leave(signals: int) -> set[int]:
     """Return the exit statuses that are fine after this many signals: 0, or SIGTERM before it listened."""
-    if not told:
+    if not signals:
         return set()
-    return {0, -signal.SIGTERM} | ({LEFT_AT_ONCE} if told > 1 else set())
+    return {0, -signal.SIGTERM} | ({LEFT_AT_ONCE} if signals > 1 else set())
 
 
 def _could_not_begin(history: History, process_exit: ProcessExit) -> bool:

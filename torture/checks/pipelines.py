@@ -54,7 +54,7 @@ def tasks_run_in_order(history: History, cases: Mapping[str, Case]) -> Found:
                     skipped = steps(line.task)[len(steps(last.task)) : -1]
                     follows = line.task.startswith(f"{last.task}.")
                     if not follows or (case.events and not _found_known(case, attempt, skipped)):
-                        yield case.job, f"attempt {attempt}: {line.task} began behind {last.task}"
+                        yield case.job, f"attempt {attempt}: {line.task} began after {last.task}"
                 last = line
 
 

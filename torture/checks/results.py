@@ -29,9 +29,9 @@ def usage_adds_up(history: History, cases: Mapping[str, Case]) -> Found:
     """R11, C7: every attempt reports one run, and the job's usage is the sum of the reports."""
     for case in _plain(cases):
         began = {line.attempt for line in case.lines if line.what == "start"}
-        told = {row.attempt for row in case.attempts if row.cause in TOLD_IN_FULL and row.end_seq is not None}
+        complete = {row.attempt for row in case.attempts if row.cause in TOLD_IN_FULL and row.end_seq is not None}
         used = case.record.usage.get("runs", 0) if case.record is not None else 0
-        least = 0 if has_log_gap(case, "stdout") else len(began & told)
+        least = 0 if has_log_gap(case, "stdout") else len(began & complete)
         if not least <= used <= len(began):
             yield case.job, f"{len(began)} attempts ran, {least} of them were heard to the end, and it used {used:g}"
 

@@ -129,7 +129,7 @@ def limits_are_kept(history: History, cases: Mapping[str, Case]) -> Found:
                 if policy.get(limit) is not None:
                     over = last - since - float(policy[limit]) - _grace(case) - _within(starved, since, last)
                     if over > SLACK:
-                        yield case.job, f"attempt {attempt} lived on for {over + SLACK:.1f} s behind its {limit}"
+                        yield case.job, f"attempt {attempt} lived on for {over + SLACK:.1f} s after its {limit}"
 
 
 def _within(faults: Sequence[Fault], since: float, until: float) -> float:

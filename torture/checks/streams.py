@@ -53,25 +53,25 @@ def _said(case: Case, attempt: int, stream: str) -> list[int]:
 
 
 def followers_miss_nothing(history: History, cases: Mapping[str, Case]) -> Found:
-    """E2, E3, E4: behind where it began, a stream has every event once; cut and taken up again, nothing is missing."""
+    """E2, E3, E4: after its first event, a stream has every event once; cut and taken up again, nothing is missing."""
     for case in cases.values():
         types = {event.seq: event.type for event in case.events}
         for follow in case.follows:
             seqs = [seq for seq, _ in follow.events]
             if seqs != list(range(follow.after + 1, follow.after + 1 + len(seqs))):
-                yield case.job, f"a follower behind {follow.after} got the events {_short(seqs)}"
+                yield case.job, f"a follower after event {follow.after} got the events {_short(seqs)}"
             elif case.record is not None and any(types.get(seq) != type for seq, type in follow.events):
-                yield case.job, f"a follower behind {follow.after} was told otherwise than the record says"
+                yield case.job, f"a follower after event {follow.after} got other events than the record has"
             elif follow.ended and case.record is not None and not _at_an_end(case, follow.after + len(seqs)):
-                yield case.job, f"a stream ended in order behind event {follow.after + len(seqs)}, in the middle"
+                yield case.job, f"a stream ended in order after event {follow.after + len(seqs)}, in the middle"
 
 
 def _at_an_end(case: Case, seq: int) -> bool:
     """Whether the job had ended, at this event, as far as was known then; events of its end may follow by a resume."""
-    behind = next((event for event in case.events if event.seq == seq + 1), None)
+    following = next((event for event in case.events if event.seq == seq + 1), None)
     ends = [event for event in case.statuses if event.seq <= seq]
     ended = bool(ends) and ends[-1].data["status"] in ("succeeded", "failed", "timed_out", "cancelled")
-    return ended or behind is None
+    return ended or following is None
 
 
 def _short(seqs: Sequence[int]) -> str:

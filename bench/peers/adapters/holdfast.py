@@ -14,7 +14,8 @@ PEER = Peer(
         "single: `app.submit`."
     ),
     keeps="the job with its result, its spec, one attempt, and an event for the submit, the start and the end",
-    ended="SELECT count(*) FROM holdfast.jobs WHERE tenant = 'default' AND status = 'succeeded'",
+    # Not by status: that would read all versions of every job, and take 5 % of the processor from what is measured.
+    ended="SELECT count(*) FROM holdfast.attempts",
     records=(
         Record("jobs that succeeded", "SELECT count(*) FROM holdfast.jobs WHERE status = 'succeeded'"),
         Record("specs", "SELECT count(*) FROM holdfast.specs WHERE id IN (SELECT id FROM holdfast.jobs)"),

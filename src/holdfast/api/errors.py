@@ -56,7 +56,13 @@ def to_response(error: Exception) -> Response:
     headers = {}
     if isinstance(error, StoreError | ConfigError):
         reported = isinstance(error, StoreUnreachable) and error.reported
-        log.log(logging.DEBUG if reported else logging.ERROR, "%s: %s", error.code, error.message)
+        log.log(
+            logging.DEBUG if reported else logging.ERROR,
+            "answered a request with %d %s: %s",
+            error.status,
+            error.code,
+            error.message,
+        )
         message = FULL if isinstance(error, StoreFull) else AWAY
         return _respond(error.status, Problem(code=error.code, message=message), {"Retry-After": "1"})
     if isinstance(error, Unauthorized):

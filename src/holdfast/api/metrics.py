@@ -11,20 +11,12 @@ from holdfast.api import VERSION
 from holdfast.api.depths import QueueCounts
 from holdfast.api.routing import ServiceState
 from holdfast.model import WorkerRecord
+from holdfast.store.database import Counters
 from holdfast.store.queues import loads_of, oldest_of
 
 STATUS = {"held": "pending", "running": "running"}
 """The status of jobs at a gate; at all others a job is queued."""
-COUNTED = {
-    "claims": "Attempts claimed.",
-    "adoptions": "Attempts adopted from another worker.",
-    "losses": "Attempts that were lost.",
-    "leases_lost": "Finishes that came too late: another worker owned the job.",
-    "reaped": "Leases cleared because they had expired.",
-    "errors": "Operations that the database did not answer.",
-    "deadlocks": "Deadlocks, retried.",
-    "gate_repairs": "Gates found stuck and repaired: each is a bug.",
-}
+COUNTED = Counters.help_texts()
 SERVER = "server"
 DEPARTED = "departed"
 """The label of all workers that are gone: the sum over all workers never decreases."""

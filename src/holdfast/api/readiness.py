@@ -46,7 +46,7 @@ class Readiness:
         try:
             await self._store.test_write()
         except HoldfastError as error:
-            log.warning("not ready: %s", error.message)
+            log.warning("a test write to the database failed, so /readyz answers 503: %s", error.message)
             return NO_ROOM if isinstance(error, StoreFull) else NO_WRITE
         return None
 

@@ -99,7 +99,9 @@ class JobList(Answer, frozen=True):
 
 
 class ListJobs(QueryParameters, frozen=True):
-    id: Annotated[str | None, Meta(description="the beginning of an id; other filters are then ignored")] = None
+    id: Annotated[
+        str | None, Meta(description="the beginning of an id, or at least its last 6 digits; other filters are ignored")
+    ] = None
     status: Sequence[Status] = ()
     kind: str | None = None
     queue: str | None = None

@@ -15,7 +15,7 @@ from holdfast.errors import BadRequest, DiskFull, Invalid
 from holdfast.model import new_id
 from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.collected_outputs import ArtifactLimits
-from holdfast.runner.uploads import IncomingUpload, give_uploads, receive_upload
+from holdfast.runner.uploads import IncomingUpload, link_uploads, receive_upload
 from holdfast.submission import check, parse
 
 MULTIPART = "multipart/form-data"
@@ -125,7 +125,7 @@ async def with_uploads(
     asked = check(parse(job), tenant)
     give = (tenant, str(asked.id), asked.uploads, settings.upload_max_bytes)
     try:
-        await run_in_threadpool(give_uploads, artifacts, *give)
+        await run_in_threadpool(link_uploads, artifacts, *give)
     except OSError as error:
         raise _without_room(error) from error
     return job

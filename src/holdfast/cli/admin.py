@@ -18,6 +18,7 @@ from holdfast.duties.scheduler import retention_of
 from holdfast.model import Claimable, Outcome
 from holdfast.store import migrate as migrations
 from holdfast.store.audit import local_actor
+from holdfast.store.migration_plan import Migration
 from holdfast.store.repeatable import Repeatable
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect
@@ -66,7 +67,7 @@ async def migrate(flags: Mapping[str, object], *, dry_run: bool, show_sql: bool)
             Migrated(
                 label=one.label,
                 name=one.name,
-                number=one.number if isinstance(one, migrations.Migration) else None,
+                number=one.number if isinstance(one, Migration) else None,
                 revision=one.revision if isinstance(one, Repeatable) else None,
                 sql=migrations.script(migrations.dialect_of(database), one, settings.schema) if show_sql else None,
             )

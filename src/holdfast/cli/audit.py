@@ -1,12 +1,12 @@
 """`holdfast audit`: who changed what."""
 
 import json
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.session import AsJson, print_json, with_client
+from holdfast.cli.session import AsJson, Cursor, print_json, with_client
+from holdfast.cli.times import moment
 
 app = typer.Typer()
 
@@ -20,11 +20,17 @@ def audit(
         str | None, typer.Option(help="Not before: a time, such as 2026-05-01 or 2026-05-01T12:00Z.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the last page ended.")] = None,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List who changed tokens, tools, limits, queues, lanes, workers and jobs, newest first. For admins."""
-    given = {"who": who, "what": what, "since": _moment(since), "limit": limit, "cursor": cursor}
+    given = {
+        "who": who,
+        "what": what,
+        "since": None if since is None else moment("--since", since).isoformat(),
+        "limit": limit,
+        "cursor": cursor,
+    }
     query = {name: value for name, value in given.items() if value is not None}
     answer = with_client(context, lambda client: client.request("GET", "/v1/audit", query=query))
     if as_json:
@@ -41,16 +47,6 @@ def audit(
         empty="nothing was recorded",
     )
     render.more(answer["next_cursor"])
-
-
-def _moment(text: str | None) -> str | None:
-    """Parse a time; without a zone it is this machine's local time."""
-    if text is None:
-        return None
-    try:
-        return datetime.fromisoformat(text).astimezone().isoformat()
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a time", param_hint="--since") from None
 
 
 def _change(entry: dict[str, Any]) -> str | None:

@@ -2,27 +2,15 @@
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.jobs import (
-    Attempts,
-    Command,
-    Env,
-    File,
-    Function,
-    Image,
-    Inputs,
-    Kind,
-    Labels,
-    LaneName,
-    QueueName,
-    Timeout,
-    Tool,
-    describe,
-)
+from holdfast.cli.job_description import describe, reads_stdin
+from holdfast.cli.job_options import JobOptions, takes_job_options
 from holdfast.cli.session import DONE, AsJson, JobId, exit_code, find_job, print_json, print_line, with_client
 from holdfast.cli.terminal import say, write_line
 
@@ -41,43 +29,59 @@ QUESTION = "\n[s]top the job, [d]etach and leave it running, or [g]o on? "
 
 
 @app.command()
+@takes_job_options
 def run(
     context: typer.Context,
-    command: Command = None,
-    file: File = None,
-    tool: Tool = None,
-    function: Function = None,
-    image: Image = None,
-    inputs: Inputs = None,
-    env: Env = None,
-    labels: Labels = None,
-    kind: Kind = None,
-    queue: QueueName = None,
-    lane: LaneName = None,
-    timeout: Timeout = None,
-    max_attempts: Attempts = None,
+    options: JobOptions,
+    no_stdin: Annotated[
+        bool, typer.Option("--no-stdin", "-n", help="Do not pass this command's standard input on.")
+    ] = False,
+    here: Annotated[
+        bool, typer.Option("--here", help="Run in this folder, by a worker of this host and user; for admins.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job, show its output as if it ran here, and exit with its exit code."""
-    wanted = describe(
-        command, file, tool, function, image, inputs, env, labels,
-        kind=kind, queue=queue, lane=lane, timeout=timeout, max_attempts=max_attempts,
-    )  # fmt: skip
+    from holdfast.cli.here import in_this_folder, refuse_elsewhere
+    from holdfast.cli.standard_input import read_standard_input, with_standard_input
+
+    wanted = describe(options)
+    passes = bool(options.command) and not (options.image or no_stdin or reads_stdin(options) or options.stdin)
+    content = read_standard_input() if passes else b""
+    if here:
+        wanted = in_this_folder(wanted)
 
     async def work(client: "AsyncClient") -> int:
-        job = await client.submit(wanted)
+        if here:
+            await refuse_elsewhere(client, wanted)
+        with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+            job = await with_standard_input(wanted, content, Path(folder)).submit(client)
         typer.echo(f"job {job.id}", err=True)
-        ended = await follow_job(client, job.id, _print_aside if as_json else _print_output)
-        if ended is None:
-            typer.echo(f"detached; `holdfast watch {job.id}` shows the job again", err=True)
-            return DONE
-        if as_json:
-            print_json(ended)
-        elif ended.error is not None:
-            say(f"holdfast: {ended.status}: {ended.error.message}", err=True)
-        return exit_code(ended, own=True)
+        return await _follow_run(client, job.id, as_json)
 
     raise typer.Exit(with_client(context, work))
+
+
+async def _follow_run(client: "AsyncClient", job_id: str, as_json: bool) -> int:
+    """Follow a job, say why it waits and how it ended, and return the exit code."""
+    from holdfast.cli.wait_notice import WaitNotice
+
+    notice = WaitNotice(client, job_id)
+
+    def hear(event: "Event") -> None:
+        notice.hear(event)
+        _print_output(event, aside=as_json)
+
+    async with notice.watching():
+        ended = await follow_job(client, job_id, hear)
+    if ended is None:
+        typer.echo(f"detached; `holdfast watch {job_id}` shows the job again", err=True)
+        return DONE
+    if as_json:
+        print_json(ended)
+    elif ended.error is not None:
+        say(f"holdfast: {ended.status}: {ended.error.message}", err=True)
+    return exit_code(ended, own=True)
 
 
 @app.command()
@@ -145,12 +149,8 @@ def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> Non
     raise typer.Exit(with_client(context, work))
 
 
-def _print_aside(event: "Event") -> None:
-    """Return the stream for output that must not mix with JSON."""
-    _print_output(event, aside=True)
-
-
 def _print_output(event: "Event", *, aside: bool = False) -> None:
+    """Print log lines as they are; `aside` on stderr, where they do not mix with JSON."""
     if event.type == "log":
         stream = sys.stderr if aside or event.data["stream"] == "stderr" else sys.stdout
         for line in event.data["lines"]:
@@ -167,16 +167,21 @@ def _print_all(event: "Event") -> None:
 
 
 async def follow_job(
-    client: "AsyncClient", job_id: str, show: "Callable[[Event], object]", *, pause: "Live | None" = None
+    client: "AsyncClient",
+    job_id: str,
+    show: "Callable[[Event], object]",
+    *,
+    after: int = 0,
+    pause: "Live | None" = None,
 ) -> "JobView | None":
-    """Show every event until the job ends or pauses, and return the job; None if the user detached."""
+    """Show every event after `after` until the job ends or pauses, and return the job; None if the user detached."""
     import asyncio
 
     from holdfast.client.http import Refused
 
     pressed = asyncio.Event()
     with _on_interrupt(pressed):
-        following = asyncio.ensure_future(_show_all(client, job_id, show))
+        following = asyncio.ensure_future(_show_all(client, job_id, show, after))
         try:
             while not following.done():
                 asked = asyncio.ensure_future(pressed.wait())
@@ -195,11 +200,11 @@ async def follow_job(
     return await client.get(job_id, reconnect=True)
 
 
-async def _show_all(client: "AsyncClient", job_id: str, show: "Callable[[Event], object]") -> None:
+async def _show_all(client: "AsyncClient", job_id: str, show: "Callable[[Event], object]", after: int) -> None:
     """Show all events until the job ends or needs a person."""
     from holdfast.model import Status
 
-    async with contextlib.aclosing(client.follow(job_id)) as events:
+    async with contextlib.aclosing(client.follow(job_id, after=after)) as events:
         async for event in events:
             show(event)
             if event.type == "status" and event.data["status"] == Status.PAUSED:

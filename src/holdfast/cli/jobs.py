@@ -1,14 +1,15 @@
 """Commands about jobs: submit, list, show, cancel, resume and the like."""
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast.cli import complete
-from holdfast.cli.session import AsJson, JobId, ReasonOption, fail, find_job, print_json, with_client
+from holdfast.cli.job_description import describe
+from holdfast.cli.job_options import JobOptions, Kind, Labels, LaneName, QueueName, takes_job_options
+from holdfast.cli.option_values import numbers, pairs, parse_value
+from holdfast.cli.session import AsJson, Cursor, JobId, ReasonOption, fail, find_job, print_json, with_client
 from holdfast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -17,117 +18,14 @@ if TYPE_CHECKING:
     from holdfast.response_types import Explanation, JobView
 
 app = typer.Typer()
-
-Command = Annotated[list[str] | None, typer.Argument(help="-- COMMAND ARGUMENT…")]
-File = Annotated[Path | None, typer.Option("--file", "-f", help="A job as JSON; - is the standard input.")]
-Tool = Annotated[str | None, typer.Option(help="A tool's name, with --input.", autocompletion=complete.tools)]
-Function = Annotated[str | None, typer.Option(help="A function's name, with --input.")]
-Image = Annotated[str | None, typer.Option(help="Run the command, or the image's own, in a container of this image.")]
-Inputs = Annotated[list[str] | None, typer.Option("--input", "-i", help="name=value; a value that is JSON is parsed.")]
-Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=value for the command.")]
-Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="name=value.")]
-Kind = Annotated[str | None, typer.Option(help="Your own name for this sort of job, for filters.")]
-QueueName = Annotated[
-    str | None,
-    typer.Option("--queue", "-q", envvar="HOLDFAST_QUEUE", help="The job's queue.", autocompletion=complete.queues),
-]
-LaneName = Annotated[
-    str | None,
-    typer.Option("--lane", help="Jobs of one lane run one after the other.", autocompletion=complete.lanes),
-]
-Timeout = Annotated[float | None, typer.Option(help="Time limit of an attempt in seconds.")]
-Attempts = Annotated[int | None, typer.Option("--max-attempts", help="Maximum number of attempts.")]
-
-
-def describe(
-    command: list[str] | None,
-    file: Path | None = None,
-    tool: str | None = None,
-    function: str | None = None,
-    image: str | None = None,
-    inputs: list[str] | None = None,
-    env: list[str] | None = None,
-    labels: list[str] | None = None,
-    **fields: Any,
-) -> dict[str, Any]:
-    """Build a job from the options of the command line."""
-    import json
-
-    job: dict[str, Any] = {}
-    if file is not None:
-        try:
-            job = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
-        except (OSError, ValueError) as error:
-            fail(f"--file {file}: {error}", 2)
-    ways = {"a command": command, "--tool": tool, "--function": function, "--file": file, "--image": image}
-    given_ways = [name for name, value in ways.items() if value and not (name == "--image" and command)]
-    if len(given_ways) != 1:
-        one_of = "a command after --, --image, --tool, --function, --file"
-        fail(f"give one of: {one_of} ({' and '.join(given_ways) or 'none'} given)", 2)
-    if env and not (command or image):
-        fail(f"--env is for a command or an image; {given_ways[0]} has its own environment", 2)
-    if tool:
-        job["tool"] = tool
-    elif function:
-        job |= {"runner": "function", "spec": {"name": function}}
-    elif command or image:
-        spec: dict[str, Any] = {"command": command} if command else {}
-        if image:
-            spec["image"] = image
-        if env:
-            spec["env"] = _pairs("--env", env)
-        job |= {"runner": "docker" if image else "process", "spec": spec}
-    if inputs:
-        job["inputs"] = {name: _value(text) for name, text in _pairs("--input", inputs).items()}
-    if labels:
-        job["labels"] = _pairs("--label", labels)
-    return job | {name: value for name, value in fields.items() if value is not None}
-
-
-def _pairs(option: str, texts: list[str]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            fail(f"{option} {text!r}: use name=value", 2)
-        pairs[name] = value
-    return pairs
-
-
-def _value(text: str) -> Any:
-    import json
-
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+jobs = typer.Typer(help="Jobs: list, show, remove. The same commands as without `jobs`.", no_args_is_help=True)
 
 
 @app.command()
-def submit(
-    context: typer.Context,
-    command: Command = None,
-    file: File = None,
-    tool: Tool = None,
-    function: Function = None,
-    image: Image = None,
-    inputs: Inputs = None,
-    env: Env = None,
-    labels: Labels = None,
-    kind: Kind = None,
-    queue: QueueName = None,
-    lane: LaneName = None,
-    timeout: Timeout = None,
-    max_attempts: Attempts = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Keep the job pending until `release`.")] = False,
-    as_json: AsJson = False,
-) -> None:
+@takes_job_options
+def submit(context: typer.Context, options: JobOptions, as_json: AsJson = False) -> None:
     """Submit a job and print its id."""
-    job = describe(
-        command, file, tool, function, image, inputs, env, labels,
-        kind=kind, queue=queue, lane=lane, timeout=timeout, max_attempts=max_attempts, hold=hold or None,
-    )  # fmt: skip
-    accepted = with_client(context, lambda client: client.submit(job))
+    accepted = with_client(context, describe(options).submit)
     if as_json:
         print_json(accepted)
     else:
@@ -135,6 +33,7 @@ def submit(
 
 
 @app.command("ls")
+@jobs.command("ls")
 def list_jobs(
     context: typer.Context,
     status: Annotated[
@@ -146,12 +45,12 @@ def list_jobs(
     lane: LaneName = None,
     labels: Labels = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Where the last page ended.")] = None,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
     _refuse_unknown(status or [])
-    wanted = _pairs("--label", labels or [])
+    wanted = pairs("--label", labels)
 
     async def read(client: "AsyncClient") -> "tuple[Sequence[JobView], str | None]":
         return await client.jobs(
@@ -177,6 +76,7 @@ def _refuse_unknown(statuses: Sequence[str]) -> None:
 
 
 @app.command()
+@jobs.command()
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Show one job and its attempts."""
 
@@ -255,7 +155,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Queue a paused, failed, timed-out or cancelled job again."""
-    raised = {name: _value(text) for name, text in _pairs("--budget", budget).items()} if budget else None
+    raised = numbers("--budget", budget) if budget else None
     _moved(context, "resume", job_id, as_json, reason=reason, budget=raised, stopped=stopped)
 
 
@@ -268,7 +168,7 @@ def resolve(
     as_json: AsJson = False,
 ) -> None:
     """Mark a paused, failed or timed-out job as succeeded: a person has taken care of it."""
-    _moved(context, "resolve", job_id, as_json, result=None if result is None else _value(result), reason=reason)
+    _moved(context, "resolve", job_id, as_json, result=None if result is None else parse_value(result), reason=reason)
 
 
 @app.command()
@@ -284,6 +184,7 @@ def release(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
 
 
 @app.command("rm")
+@jobs.command("rm")
 def remove(
     context: typer.Context,
     job_id: JobId,

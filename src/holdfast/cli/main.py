@@ -13,7 +13,22 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
-from holdfast.cli import audit, follow, jobs, resources, shared_folder, snapshots
+from holdfast.cli import (
+    artifacts,
+    audit,
+    events,
+    follow,
+    jobs,
+    lanes,
+    queues,
+    shared_folder,
+    snapshots,
+    tokens,
+    tools,
+    top,
+    uploads,
+    workers,
+)
 from holdfast.cli.session import AsJson, ServerAddress, print_json, run
 
 app = typer.Typer(
@@ -23,12 +38,16 @@ app = typer.Typer(
     context_settings={"auto_envvar_prefix": "HOLDFAST"},
     pretty_exceptions_enable=False,
 )
-for group in (follow.app, jobs.app, snapshots.app, resources.app, audit.app):
-    app.add_typer(group)
-app.add_typer(resources.lanes, name="lanes")
-app.add_typer(resources.queues, name="queues")
-app.add_typer(resources.workers, name="workers")
-app.add_typer(resources.tokens, name="token")
+for commands in (follow.app, jobs.app, events.app, uploads.app, snapshots.app, top.app, audit.app):
+    app.add_typer(commands)
+app.add_typer(jobs.jobs, name="jobs")
+app.add_typer(artifacts.artifacts, name="artifacts")
+app.add_typer(lanes.lanes, name="lanes")
+app.add_typer(queues.queues, name="queues")
+app.add_typer(workers.workers, name="workers")
+app.add_typer(tools.tools, name="tools")
+app.add_typer(tokens.tokens, name="tokens")
+app.add_typer(tokens.tokens, name="token", hidden=True)
 app.add_typer(snapshots.snapshots, name="snapshots")
 app.add_typer(shared_folder.shared_folder, name="shared-folder")
 
@@ -114,6 +133,10 @@ def serve(
 def worker(
     queue: Queues = "default:4",
     application: Application = None,
+    processes: Annotated[
+        int,
+        typer.Option(envvar="HOLDFAST_PROCESSES", min=1, help="Processes among which the slots are divided."),
+    ] = 1,
     once: Annotated[bool, typer.Option("--once", help="Exit when nothing is left to claim.")] = False,
     worker_id: Annotated[
         str | None, typer.Option(envvar="HOLDFAST_WORKER_ID", help="The worker's id; it must never be reused.")
@@ -122,12 +145,17 @@ def worker(
     data_dir: DataDir = None,
 ) -> None:
     """Run jobs: adopt running attempts of dead workers, then claim. SIGTERM drains; a second one exits immediately."""
-    from holdfast.cli import worker_command
-
     _log()
+    if processes > 1:
+        from holdfast.cli import worker_processes
+
+        options = worker_processes.WorkerOptions(application, once, worker_id, database_url, data_dir)
+        raise typer.Exit(run(lambda: worker_processes.run_processes(queue, processes, options)))
+    from holdfast.cli import worker_command
+    from holdfast.cli.queue_option import parse_queues
 
     async def whole() -> bool:
-        queues = worker_command.parse_queues(queue)
+        queues = parse_queues(queue)
         settings, functions = worker_command.configure(application, database_url=database_url, data_dir=data_dir)
         return await worker_command.run_worker(settings, queues, functions, once=once, worker_id=worker_id)
 

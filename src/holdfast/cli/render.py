@@ -5,10 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
+from holdfast.cli.job_text import short_id, what
 from holdfast.cli.terminal import visible
 from holdfast.model import Attempt, Event, Job, Status, TaskRecord
 
@@ -22,7 +25,6 @@ COLOURS = {
     Status.TIMED_OUT: "red",
     Status.CANCELLED: "magenta",
 }
-SHORT_ID = 18
 PIPED = 1000
 """Line width if the output is not a terminal: nothing should be cut."""
 
@@ -38,17 +40,30 @@ console = _console()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print a table, or one line if there is nothing."""
-    shown = [[_cell(value) for value in row] for row in rows]
+    """Print a table, or one line if there is nothing. On a terminal a row is one line: long cells are cut."""
+    made = grid(columns, rows)
+    console.print(empty if made is None else made)
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table | None:
+    """Return a table, or None if it has no rows."""
+    shown = [[_line(_cell(value)) for value in row] for row in rows]
     if not shown:
-        console.print(empty)
-        return
+        return None
     # The first column is the id or name: it must not be cut, so that it can be copied.
     named = Column(columns[0], no_wrap=True)
     made = Table(named, *columns[1:], box=None, pad_edge=False, header_style="bold")
     for row in shown:
         made.add_row(*row)
-    console.print(made)
+    return made
+
+
+def _line(cell: str) -> Text:
+    """Return a cell that is cut where its column ends; if the output is not a terminal, no column is too narrow."""
+    text = Text.from_markup(cell)
+    if console.is_terminal:
+        text.plain, text.no_wrap, text.overflow = text.plain.replace("\n", " "), True, "ellipsis"
+    return text
 
 
 def more(cursor: str | None) -> None:
@@ -90,9 +105,32 @@ def ago(at: datetime, now: datetime | None = None) -> str:
     return "now"
 
 
-def moment(text: str) -> datetime:
+def moment(text: str | None) -> datetime | None:
     """Return a time in the format of the JSON API."""
-    return datetime.fromisoformat(text)
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def counts(values: Mapping[str, int]) -> str:
+    """Return those counts that are not zero."""
+    return " ".join(f"{name}={count}" for name, count in values.items() if count)
+
+
+def slots(queues: Mapping[str, int]) -> str:
+    return " ".join(f"{queue}:{count}" for queue, count in queues.items())
+
+
+def facts(values: Mapping[str, Any]) -> None:
+    """Print a line for each field that has a value."""
+    shown = {name: _fact(name, value) for name, value in values.items() if value not in (None, "", {}, [], ())}
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        console.print(f"  {name.replace('_', ' '):<{width}}  {_cell(value)}")
+
+
+def _fact(name: str, value: Any) -> Any:
+    if isinstance(value, str) and name.endswith("_at"):
+        return moment(value)
+    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else value
 
 
 def tasks(items: Sequence[TaskRecord]) -> None:
@@ -108,31 +146,40 @@ def tasks(items: Sequence[TaskRecord]) -> None:
 
 
 def jobs(items: Sequence[Job]) -> None:
-    table(
-        ("id", "status", "kind", "queue", "lane", "attempts", "requested", "error"),
-        (
-            (
-                job.id[:SHORT_ID],
-                job.status,
-                job.kind,
-                job.queue,
-                job.lane,
-                f"{job.attempts}/{job.max_attempts}",
-                job.requested_at,
-                job.error and job.error.code,
-            )
-            for job in items
-        ),
-        empty="no jobs",
-    )
+    table(*job_rows(items), empty="no jobs")
+
+
+def job_rows(items: Sequence[Job]) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+    """Return the columns and rows of a list of jobs. On a terminal, columns that tell nothing apart are left out."""
+    columns: dict[str, list[object]] = {
+        "id": [short_id(job.id) for job in items],
+        "status": [job.status for job in items],
+        "what": [what(job) for job in items],
+        "kind": [job.kind for job in items],
+        "queue": [job.queue for job in items],
+        "lane": [job.lane for job in items],
+        "attempts": [f"{job.attempts}/{job.max_attempts}" for job in items],
+        "requested": [job.requested_at for job in items],
+        "error": [job.error and job.error.code for job in items],
+    }
+    usual: dict[str, set[object]] = {
+        "kind": {"run"},
+        "queue": {"default"},
+        "lane": {None},
+        "attempts": {"0/1", "1/1"},
+        "error": {None},
+    }
+    if console.is_terminal:
+        columns = {name: cells for name, cells in columns.items() if not set(cells) <= usual.get(name, set())}
+    return list(columns), list(zip(*columns.values(), strict=True))
 
 
 def job(one: Job, attempts: Sequence[Attempt]) -> None:
     """Print one job for a person."""
-    facts: dict[str, Any] = {
+    values: dict[str, Any] = {
         "status": one.status,
         "kind": one.kind,
-        "runner": f"{one.runner} {_what(one)}",
+        "runner": f"{one.runner} {what(one)}",
         "queue": one.queue,
         "lane": one.lane,
         "labels": _pairs(one.labels),
@@ -148,10 +195,7 @@ def job(one: Job, attempts: Sequence[Attempt]) -> None:
         "result": one.result,
     }
     console.print(f"[bold]{one.id}[/]")
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        if value not in (None, "", {}):
-            console.print(f"  {name:<{width}}  {_cell(value)}")
+    facts(values)
     if attempts:
         table(
             ("attempt", "worker", "cause", "exit", "claimed", "ended"),
@@ -162,12 +206,6 @@ def job(one: Job, attempts: Sequence[Attempt]) -> None:
             ),
             empty="",
         )  # fmt: skip
-
-
-def _what(one: Job) -> str:
-    spec: Mapping[str, Any] = one.spec
-    steps = " → ".join(task["name"] for task in spec.get("tasks", ()))
-    return str(spec.get("name") or steps or spec.get("image") or " ".join(spec.get("command", ())))
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

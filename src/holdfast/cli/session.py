@@ -1,7 +1,7 @@
 """How commands call the server: shared options, one client per command, and the exit codes of errors."""
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -9,23 +9,31 @@ import typer
 
 from holdfast.cli import complete
 from holdfast.cli.terminal import say, visible_json
-from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreUnreachable
+from holdfast.errors import ConfigError, HoldfastError, StoreUnreachable
 
 if TYPE_CHECKING:
     import asyncio
 
     from holdfast.client.http import AsyncClient, Refused
     from holdfast.model import Event, Job
+    from holdfast.response_types import JobView
 
 T = TypeVar("T")
 
 DONE, FAILED, USAGE, UNREACHABLE, REFUSED, PAUSED, TIMED_OUT, CANCELLED = 0, 1, 2, 3, 4, 5, 124, 130
-FULL_ID = 36
+FULL_ID, LEAST = 36, 6
+CANDIDATES, CANDIDATE_WIDTH = 5, 29
 
 AsJson = Annotated[bool, typer.Option("--json", envvar="HOLDFAST_JSON", help="Print JSON.")]
 JobId = Annotated[
-    str, typer.Argument(help="The job's id, or the start of it.", autocompletion=complete.jobs, show_default=False)
+    str,
+    typer.Argument(
+        help="The job's id, its last 6 characters or more, or its beginning.",
+        autocompletion=complete.jobs,
+        show_default=False,
+    ),
 ]
+Cursor = Annotated[str | None, typer.Option("--cursor", help="Where the last page ended.")]
 ReasonOption = Annotated[
     str | None, typer.Option("--reason", envvar="HOLDFAST_REASON", help="The reason, kept in the job's history.")
 ]
@@ -107,20 +115,31 @@ def fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-class Ambiguous(Invalid):
-    """The start of an id matches several jobs, or none."""
+class Ambiguous(HoldfastError):
+    """A part of an id matches several jobs, or none."""
 
 
 async def find_job(client: "AsyncClient", text: str) -> str:
-    """Return the job id that starts with this text."""
+    """Return the job id that ends or begins with this text."""
     if len(text) == FULL_ID:
         return text
-    found, _ = await client.jobs(id=text, limit=3)
+    found, _ = await client.jobs(id=text, limit=CANDIDATES + 1)
     if not found:
-        raise Ambiguous("id", f"no job's id begins with {text!r}; `holdfast ls` lists them")
+        short = f"; the end of an id needs at least {LEAST} characters" if len(text) < LEAST else ""
+        raise Ambiguous(f"no job's id ends or begins with {text!r}{short}; `holdfast ls` lists them")
     if len(found) > 1:
-        raise Ambiguous("id", f"several jobs' ids begin with {text!r}: {', '.join(job.id for job in found)}")
+        raise Ambiguous(_candidates(text, found))
     return found[0].id
+
+
+def _candidates(text: str, found: "Sequence[JobView]") -> str:
+    """List the jobs that a part of an id may mean."""
+    from holdfast.cli.job_text import what
+
+    lines = [f"  {job.id}  {job.status:<9}  {what(job)[:CANDIDATE_WIDTH]}" for job in found[:CANDIDATES]]
+    if len(found) > CANDIDATES:
+        lines.append("  …")
+    return f"{text!r} is a part of several ids; give more characters of one of them:\n" + "\n".join(lines)
 
 
 def exit_code(job: "Job", *, own: bool = False) -> int:

@@ -1,14 +1,21 @@
 """Commands about pipelines: plan, and list, show, remove and serve snapshots."""
 
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
 
-from holdfast.cli.jobs import File, describe
-from holdfast.cli.session import AsJson, print_json, run, with_client
+from holdfast.cli.calls import ask
+from holdfast.cli.job_description import located_in
+from holdfast.cli.job_file import read_object
+from holdfast.cli.job_text import short_id, size
+from holdfast.cli.session import AsJson, Cursor, print_json, run, with_client
 from holdfast.cli.terminal import say
+
+if TYPE_CHECKING:
+    from holdfast.client.http import AsyncClient
+    from holdfast.response_types import PlanView
 
 app = typer.Typer()
 snapshots = typer.Typer(help="Snapshots: stored results of pipeline tasks.", no_args_is_help=True)
@@ -17,24 +24,20 @@ SnapshotId = Annotated[str, typer.Argument(help="The snapshot's id, or the start
 SHORT = 12
 
 
-def _ask(context: typer.Context, method: str, path: str, **query: Any) -> Any:
-    given = {name: value for name, value in query.items() if value}
-    return with_client(context, lambda client: client.request(method, path, query=given))
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 @app.command()
-def plan(context: typer.Context, file: File = None, as_json: AsJson = False) -> None:
+def plan(
+    context: typer.Context,
+    file: Annotated[str, typer.Option("--file", "-f", help="A pipeline as TOML or JSON; - is the standard input.")],
+    as_json: AsJson = False,
+) -> None:
     """Show what a pipeline would do: which tasks would run, and what differs from known snapshots. Nothing runs."""
-    job = describe(None, file)
-    answer = with_client(context, lambda client: client.plan(job))
+    source = read_object("--file", file)
+
+    async def work(client: "AsyncClient") -> "PlanView":
+        with located_in(source):
+            return await client.plan(source.content)
+
+    answer = with_client(context, work)
     if as_json:
         print_json(answer)
         return
@@ -51,11 +54,11 @@ def plan(context: typer.Context, file: File = None, as_json: AsJson = False) -> 
 def list_snapshots(
     context: typer.Context,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Where the last page ended.")] = None,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List snapshots, newest first."""
-    answer = _ask(context, "GET", "/v1/snapshots", limit=limit, cursor=cursor)
+    answer = ask(context, "GET", "/v1/snapshots", limit=limit, cursor=cursor)
     if as_json:
         print_json(answer)
         return
@@ -64,8 +67,8 @@ def list_snapshots(
     render.table(
         ("id", "task", "size", "made", "last used", "job"),
         (
-            (one["id"][:SHORT], one["task"], _size(one["size"]), render.ago(render.moment(one["made_at"])),
-             render.ago(render.moment(one["used_at"])), one["job_id"][: render.SHORT_ID])
+            (one["id"][:SHORT], one["task"], size(one["size"]), render.moment(one["made_at"]),
+             render.moment(one["used_at"]), short_id(one["job_id"]))
             for one in answer["items"]
         ),
         empty="no snapshots",
@@ -76,12 +79,12 @@ def list_snapshots(
 @snapshots.command("show")
 def show_snapshot(context: typer.Context, snapshot_id: SnapshotId, as_json: AsJson = False) -> None:
     """Show one snapshot and what it depends on."""
-    answer = _ask(context, "GET", f"/v1/snapshots/{quote(snapshot_id, safe='')}")
+    answer = ask(context, "GET", f"/v1/snapshots/{quote(snapshot_id, safe='')}")
     if as_json:
         print_json(answer)
         return
     components = answer.pop("components")
-    for name, value in {**answer, "size": _size(answer["size"])}.items():
+    for name, value in {**answer, "size": size(answer["size"])}.items():
         say(f"{name:<10} {value}")
     for name, value in sorted(components.items()):
         say(f"  {name:<20} {value}")
@@ -98,14 +101,14 @@ def remove_snapshot(
 ) -> None:
     """Remove a snapshot that no job needs."""
     path = f"/v1/snapshots/{quote(snapshot_id, safe='')}"
-    answer = _ask(context, "DELETE", path, force=force, recurse=recurse, dry_run=dry_run)
+    answer = ask(context, "DELETE", path, force=force, recurse=recurse, dry_run=dry_run)
     if as_json:
         print_json(answer)
         return
     for one in answer["snapshots"]:
         say(one)
     verb = "would remove" if dry_run else "removed"
-    typer.echo(f"{verb} {len(answer['snapshots'])}, {_size(answer['size'])}")
+    typer.echo(f"{verb} {len(answer['snapshots'])}, {size(answer['size'])}")
 
 
 @snapshots.command("run")
@@ -120,7 +123,7 @@ def run_snapshot(
     ] = None,
 ) -> None:
     """Start a throw-away Postgres from a snapshot here, print its DSN, and remove it at the end (Ctrl-C)."""
-    found = _ask(context, "POST", f"/v1/snapshots/{quote(snapshot_id, safe='')}/use")
+    found = ask(context, "POST", f"/v1/snapshots/{quote(snapshot_id, safe='')}/use")
 
     async def serve() -> int:
         from holdfast import config
@@ -157,8 +160,8 @@ def run_snapshot(
 @snapshots.command("du")
 def use_of_disk(context: typer.Context, as_json: AsJson = False) -> None:
     """Show the number of snapshots and their total size."""
-    totals = _ask(context, "GET", "/v1/snapshots", limit=1)["totals"]
+    totals = ask(context, "GET", "/v1/snapshots", limit=1)["totals"]
     if as_json:
         print_json(totals)
     else:
-        typer.echo(f"{totals['count']} snapshots, {_size(totals['size'])}")
+        typer.echo(f"{totals['count']} snapshots, {size(totals['size'])}")

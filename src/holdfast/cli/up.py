@@ -22,6 +22,7 @@ from holdfast.assemble import store_of, worker_of
 from holdfast.assemble_service import api_of, direct_of, duties_of
 from holdfast.cli import worker_command
 from holdfast.cli.banner import banner
+from holdfast.cli.queue_option import parse_queues
 from holdfast.cli.serve import Server, bind
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
@@ -41,7 +42,7 @@ LEAVE_SECONDS = 40.0
 
 async def run_all(flags: Mapping[str, object], queue: str, application: str | None, workers: int) -> bool:
     """Run until a signal; return whether a stuck function keeps the process alive."""
-    queues = worker_command.parse_queues(queue)
+    queues = parse_queues(queue)
     settings, functions = worker_command.configure(application, **flags)
     settings = reachable(settings)
     await _migrate(settings)

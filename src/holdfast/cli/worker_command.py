@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from holdfast import config
@@ -15,28 +15,10 @@ from holdfast.client.app import Holdfast
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 from holdfast.runner.function import FunctionRegistry
+from holdfast.worker.worker import Worker
 
-SLOTS = 1
-MOST_SLOTS = 10_000
 GARBAGE = 20_000
 """New objects between two garbage collections; Python's default of 700 is one for every ten jobs."""
-
-
-def parse_queues(text: str) -> dict[str, int]:
-    """Read `default:4,heavy:1`; a queue without a number gets one slot."""
-    queues: dict[str, int] = {}
-    problems = []
-    for part in text.split(","):
-        name, colon, slots = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "")
-        if not name or (colon and not slots.isdigit()) or (slots and not 1 <= int(slots) <= MOST_SLOTS):
-            problems.append(f"--queue {part.strip()!r}: use name or name:slots, with 1 to {MOST_SLOTS} slots")
-        elif name in queues:
-            problems.append(f"--queue names {name} twice")
-        else:
-            queues[name] = int(slots or SLOTS)
-    if problems:
-        raise ConfigError(problems)
-    return queues
 
 
 def load_app(name: str) -> Holdfast:
@@ -64,16 +46,39 @@ def configure(application: str | None, **flags: object) -> tuple[Settings, Funct
 
 
 async def run_worker(
-    settings: Settings, queues: Mapping[str, int], functions: FunctionRegistry, *, once: bool, worker_id: str | None
+    settings: Settings,
+    queues: Mapping[str, int],
+    functions: FunctionRegistry,
+    *,
+    once: bool,
+    worker_id: str | None,
+    tell_ready: Callable[[], None] | None = None,
 ) -> bool:
-    """Run a worker until a signal arrives or, with `once`, until it is idle; return whether a function is stuck."""
+    """Run a worker until a signal arrives or, with `once`, until it is idle; return whether a function is stuck.
+
+    `tell_ready` is for one of several processes: its parent handles the second signal.
+    """
     async with worker_of(settings, queues=queues, functions=functions, worker_id=worker_id) as worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.signalled)
+            loop.add_signal_handler(number, worker.signalled if tell_ready is None else worker.drain)
         _settle_memory()
-        await worker.run(once=once)
+        # Reason for a bare task: a group would wrap the errors of the worker.
+        telling = asyncio.create_task(_when_started(worker, tell_ready or _nobody))
+        try:
+            await worker.run(once=once)
+        finally:
+            telling.cancel()
         return worker.stuck
+
+
+async def _when_started(worker: Worker, tell: Callable[[], None]) -> None:
+    await worker.started.wait()
+    tell()
+
+
+def _nobody() -> None:
+    """Tell nobody that the worker has started."""
 
 
 def _settle_memory() -> None:

@@ -1,26 +1,23 @@
 """`Client`: the calls of `AsyncClient` for synchronous code. They block; the event loop runs in its own thread."""
 
-import asyncio
 import functools
-import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from holdfast.client.http import AsyncClient
+from holdfast.client.async_client import AsyncClient
+from holdfast.client.http import HttpClient
+from holdfast.client.loop_thread import LoopThread
+from holdfast.client.sync_submits import SyncSubmits
 from holdfast.model import Event
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
-
-SHUT_DOWN_SECONDS = 10.0
-"""How long a cancelled call, or all calls at the end, may take to finish."""
 
 
 def _blocking(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
+    method: Callable[Concatenate[HttpClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate["Client", P], R]:
     """Return the same call, with the same types, as a blocking one."""
 
@@ -31,73 +28,55 @@ def _blocking(
     return call
 
 
-class Client:
-    """A client that makes one call after the other. Arguments as for `AsyncClient`."""
+class Client(SyncSubmits):
+    """A client of a server, for synchronous code. Arguments as for `AsyncClient`.
+
+        with Client() as client:
+            job = client.submit(Process(["make"]))
+            print(job.wait().status)
+
+    Beside `submit`, `submit_many` and `job` it has the calls of the HTTP API, by id.
+    """
 
     def __init__(self, url: str | None = None, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
-        self._thread.start()
+        thread = LoopThread("holdfast-client")
         try:
-            self._client = self._do(_open(url, options))
+            self._client = thread.do(_open(url, options))
         except BaseException:
-            _shut_down(self._loop, self._thread, None)
+            thread.shut_down()
             raise
+        super().__init__(thread, self._client)
         # Also runs when the program ends, or the last reference is dropped, without a call of `close`.
-        self._shut_down = weakref.finalize(self, _shut_down, self._loop, self._thread, self._client)
+        self._shut_down = weakref.finalize(self, thread.shut_down, self._client.close)
 
-    submit = _blocking(AsyncClient.submit)
-    submit_many = _blocking(AsyncClient.submit_many)
-    get = _blocking(AsyncClient.get)
-    jobs = _blocking(AsyncClient.jobs)
-    attempts = _blocking(AsyncClient.attempts)
-    tasks = _blocking(AsyncClient.tasks)
-    plan = _blocking(AsyncClient.plan)
-    explain = _blocking(AsyncClient.explain)
-    cancel = _blocking(AsyncClient.cancel)
-    interrupt = _blocking(AsyncClient.interrupt)
-    resume = _blocking(AsyncClient.resume)
-    resolve = _blocking(AsyncClient.resolve)
-    dismiss = _blocking(AsyncClient.dismiss)
-    release = _blocking(AsyncClient.release)
-    delete = _blocking(AsyncClient.delete)
-    upload = _blocking(AsyncClient.upload)
-    artifacts = _blocking(AsyncClient.artifacts)
-    download = _blocking(AsyncClient.download)
-    events = _blocking(AsyncClient.events)
-    wait = _blocking(AsyncClient.wait)
-    lanes = _blocking(AsyncClient.lanes)
-    queues = _blocking(AsyncClient.queues)
-    workers = _blocking(AsyncClient.workers)
-    snapshots = _blocking(AsyncClient.snapshots)
-    tools = _blocking(AsyncClient.tools)
-    request = _blocking(AsyncClient.request)
+    get = _blocking(HttpClient.get)
+    jobs = _blocking(HttpClient.jobs)
+    attempts = _blocking(HttpClient.attempts)
+    tasks = _blocking(HttpClient.tasks)
+    plan = _blocking(HttpClient.plan)
+    explain = _blocking(HttpClient.explain)
+    cancel = _blocking(HttpClient.cancel)
+    interrupt = _blocking(HttpClient.interrupt)
+    resume = _blocking(HttpClient.resume)
+    resolve = _blocking(HttpClient.resolve)
+    dismiss = _blocking(HttpClient.dismiss)
+    release = _blocking(HttpClient.release)
+    delete = _blocking(HttpClient.delete)
+    upload = _blocking(HttpClient.upload)
+    artifacts = _blocking(HttpClient.artifacts)
+    download = _blocking(HttpClient.download)
+    events = _blocking(HttpClient.events)
+    wait = _blocking(HttpClient.wait)
+    lanes = _blocking(HttpClient.lanes)
+    queues = _blocking(HttpClient.queues)
+    workers = _blocking(HttpClient.workers)
+    snapshots = _blocking(HttpClient.snapshots)
+    tools = _blocking(HttpClient.tools)
+    request = _blocking(HttpClient.request)
 
     def follow(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
         """Yield every event after `after` as it arrives, to the end of the job; a broken stream is resumed."""
-        events = self._client.follow(job_id, after=after)
-        try:
-            while (event := self._do(_next(events))) is not None:
-                yield event
-        finally:
-            if self._shut_down.alive:
-                self._do(events.aclose())
-
-    def _do(self, work: Awaitable[T]) -> T:
-        begun: list[asyncio.Task[T] | None] = []
-
-        async def whole() -> T:
-            begun.append(asyncio.current_task())
-            return await work
-
-        waiting = asyncio.run_coroutine_threadsafe(whole(), self._loop)
-        try:
-            return waiting.result()
-        except BaseException:  # For example Ctrl-C: cancel the call and let it end before the next one.
-            if not waiting.done():
-                waiting.cancel()
-                asyncio.run_coroutine_threadsafe(_ended(begun, work), self._loop).result(SHUT_DOWN_SECONDS)
-            raise
+        return self._iterate(self._client.follow(job_id, after=after))
 
     def close(self) -> None:
         """End all calls and close the connections. Idempotent."""
@@ -112,43 +91,5 @@ class Client:
         self.close()
 
 
-async def _next(events: AsyncGenerator[Event]) -> Event | None:
-    """Return the next event. Runs in the loop, which then knows the generator and closes it at the end."""
-    return await anext(events, None)
-
-
 async def _open(url: str | None, options: dict[str, Any]) -> AsyncClient:
     return AsyncClient(url, **options)
-
-
-async def _ended(begun: list[asyncio.Task[T] | None], work: Awaitable[T]) -> None:
-    """Wait until a cancelled call has ended; close one that never started."""
-    if begun and begun[0] is not None:
-        await asyncio.wait([begun[0]])
-    elif (close := getattr(work, "close", None)) is not None:
-        close()
-
-
-def _shut_down(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient | None) -> None:
-    """End the loop as `asyncio.run` does: nothing is pending when it closes, so there are no warnings."""
-    if (
-        threading.current_thread() is thread
-    ):  # The last reference was dropped in the loop's own thread, which cannot wait for itself.
-        loop.stop()
-        return
-    try:
-        asyncio.run_coroutine_threadsafe(_wind_down(client), loop).result(SHUT_DOWN_SECONDS)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-async def _wind_down(client: AsyncClient | None) -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    if client is not None:
-        await client.close()
-    await asyncio.get_running_loop().shutdown_asyncgens()

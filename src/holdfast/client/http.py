@@ -1,4 +1,4 @@
-"""`AsyncClient`: holdfast over HTTP, with typed answers.
+"""`HttpClient`: the calls of the HTTP API, with typed answers. `AsyncClient` adds handles of jobs.
 
 Every submit carries an idempotency key, so a retry after a lost reply creates no second job. A stream that breaks, or
 falls silent, is resumed after the last event that arrived. `follow` and `wait` survive minutes without a server, and
@@ -20,15 +20,17 @@ import msgspec
 
 from holdfast import decoding
 from holdfast.client.address import checked_url, find_token
+from holdfast.client.http_errors import Refused, refusal
+from holdfast.client.options import FileSource, opened
 from holdfast.client.outage import Reachability, ServerOutage, ServerUnreachable, cause, retry_delay
 from holdfast.client.streams import EventStream
-from holdfast.errors import HoldfastError
+from holdfast.errors import Invalid
 from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, WorkerRecord, new_id
 from holdfast.response_types import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
 T = TypeVar("T")
 
-__all__ = ["AsyncClient", "Refused", "ServerUnreachable", "find_token"]
+__all__ = ["AsyncClient", "HttpClient", "Refused", "ServerUnreachable", "find_token"]
 
 URL = "http://127.0.0.1:7070"
 TRIES = 5
@@ -40,23 +42,13 @@ SILENT_SECONDS = 45.0
 AWAY = (502, 503, 504)
 
 
-class Refused(HoldfastError):
-    """The server refused the request: its status, code, message and details."""
-
-    def __init__(self, status: int, code: str, message: str, details: Json = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.details = details
-
-
 class Page(msgspec.Struct, frozen=True):
     items: list[Any]
     next_cursor: str | None = None
     next_after: int | None = None
 
 
-class AsyncClient:
+class HttpClient:
     """A client of a server. `url` defaults to `HOLDFAST_URL`; the token is found as on the command line."""
 
     def __init__(
@@ -96,6 +88,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
+        """Close the connections. Idempotent."""
         await self._http.aclose()
 
     # Jobs
@@ -137,7 +130,7 @@ class AsyncClient:
         limit: int = 100,
         cursor: str | None = None,
     ) -> tuple[Sequence[JobView], str | None]:
-        """Return one page of jobs, newest first, and the cursor of the next. `id` is the prefix of an id."""
+        """Return one page of jobs, newest first, and the cursor of the next. `id` is the beginning or end of an id."""
         query = {
             "id": id,
             "status": ",".join(status) or None,
@@ -154,6 +147,7 @@ class AsyncClient:
         return decoding.convert(page.items, list[JobView]), page.next_cursor
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
+        """Return every attempt of a job, the open one last."""
         page = await self._call("GET", _job(job_id, "attempts"), Page)
         return decoding.convert(page.items, list[Attempt])
 
@@ -176,9 +170,11 @@ class AsyncClient:
         return await self._call("GET", _job(job_id, "explain"), Explanation)
 
     async def cancel(self, job_id: str, *, reason: str | None = None) -> JobView:
+        """End a job as `cancelled`. A running one is stopped by its worker."""
         return await self._move(job_id, "cancel", reason=reason)
 
     async def interrupt(self, job_id: str, *, reason: str | None = None) -> JobView:
+        """Stop a running job so that it ends `paused`; a waiting one is cancelled."""
         return await self._move(job_id, "interrupt", reason=reason)
 
     async def resume(
@@ -189,15 +185,19 @@ class AsyncClient:
         budget: Mapping[str, float] | None = None,
         stopped: bool = False,
     ) -> JobView:
+        """Queue a job that did not succeed again. `budget` and `stopped` as for `Job.resume`."""
         return await self._move(job_id, "resume", reason=reason, budget=budget, stopped=stopped or None)
 
     async def resolve(self, job_id: str, result: Json = None, *, reason: str | None = None) -> JobView:
+        """Mark a job that paused, failed or timed out as succeeded with this result."""
         return await self._move(job_id, "resolve", result=result, reason=reason)
 
     async def dismiss(self, job_id: str, *, reason: str | None = None) -> JobView:
+        """Let the lane of a failed or timed out job continue without it."""
         return await self._move(job_id, "dismiss", reason=reason)
 
     async def release(self, job_id: str) -> JobView:
+        """Queue a job that was submitted with `hold`."""
         return await self._move(job_id, "release")
 
     async def delete(
@@ -240,11 +240,16 @@ class AsyncClient:
                 async for chunk in answer.aiter_bytes():
                     file.write(chunk)
 
-    async def upload(self, *files: Path) -> str:
-        """Upload files that a job can name in `uploads` within a day; return the upload's id."""
+    async def upload(self, *files: FileSource, named: Mapping[str, FileSource] | None = None) -> str:
+        """Upload files that a job can name in `uploads` within a day; return the upload's id.
+
+        Files are paths or open files, under their own names; `named` gives each a name, and may have bytes.
+        """
         headers = {} if "Authorization" in self._http.headers else {"Holdfast-Tenant": self._tenant or "default"}
-        with contextlib.ExitStack() as opened:
-            form = [("file", (file.name, opened.enter_context(file.open("rb")))) for file in files]
+        with contextlib.ExitStack() as stack:
+            form = [("file", file) for given in (files, named or {}) for file in opened(given, stack)]
+            if not form:
+                raise Invalid("files", "names no file")
             try:
                 answer = await self._http.post("/v1/uploads", files=form, headers=headers)
             except httpx.TransportError as error:
@@ -306,15 +311,19 @@ class AsyncClient:
     # The installation
 
     async def lanes(self) -> Sequence[Lane]:
+        """Return the lanes: who holds them, how many wait, and whether they are paused."""
         return await self._list("/v1/lanes", Lane)
 
     async def queues(self) -> Sequence[QueueView]:
+        """Return the queues: their settings, and how many jobs wait and run."""
         return await self._list("/v1/queues", QueueView)
 
     async def workers(self) -> Sequence[WorkerRecord]:
+        """Return the registered workers."""
         return await self._list("/v1/workers", WorkerRecord)
 
     async def tools(self) -> Sequence[ToolView]:
+        """Return the tools that the server offers."""
         return await self._list("/v1/tools", ToolView)
 
     async def _list(self, path: str, kind: type[T]) -> Sequence[T]:
@@ -377,6 +386,11 @@ def _job(job_id: str, part: str = "") -> str:
 def _raise(answer: httpx.Response) -> NoReturn:
     try:
         error = msgspec.json.decode(answer.content)["error"]
-        raise Refused(answer.status_code, error["code"], error["message"], error.get("details"))
+        found = refusal(answer.status_code, error["code"], error["message"], error.get("details"))
     except (msgspec.MsgspecError, KeyError, TypeError):
-        raise Refused(answer.status_code, "http", f"HTTP {answer.status_code}: {answer.text[:200]}") from None
+        found = refusal(answer.status_code, "http", f"HTTP {answer.status_code}: {answer.text[:200]}")
+    raise found
+
+
+AsyncClient = HttpClient
+"""The name by which the command line knows it."""

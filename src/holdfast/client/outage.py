@@ -11,6 +11,8 @@ log = logging.getLogger(__name__)
 
 
 class ServerUnreachable(HoldfastError):
+    """The server did not answer, and the retries of the call are used up."""
+
     status = 503
     code = "unreachable"
 

@@ -67,7 +67,7 @@ class Evictor:
     async def copy(self, snapshot: str, workspace: Path, outputs: Path | None = None, *, more: int = 0) -> CopiedFolder:
         """Copy a quiet workspace to a folder that has no row yet, evicting snapshots to make space if needed.
 
-        `outputs` are moved next to the copy (see Folders.copy); `more` is their size in bytes.
+        `outputs` are moved next to the copy (see SnapshotFolders.copy); `more` is their size in bytes.
         """
         if self._most is not None:
             await self._make_room(await asyncio.to_thread(self._folders.needs, workspace) + more, self._most)

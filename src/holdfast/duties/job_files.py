@@ -1,8 +1,8 @@
 """Removes the files of deleted jobs: in the artifact store, on this host, and on this host's engine.
 
-The store calls it between marking a job for deletion and deleting its rows (`store.files`), so a file that cannot be
-removed keeps its job in the record, and the duty tries again. Files of an attempt on other hosts are removed by the
-workers there, at its end or by their sweep.
+The store calls this (`store.files`) after it has recorded that a job is to be deleted, and before it deletes the rows.
+So a file that cannot be removed keeps its job in the record, and the duty tries again. Files of an attempt on other
+hosts are removed by the workers there, at its end or by their sweep.
 """
 
 import asyncio
@@ -57,11 +57,11 @@ class JobFiles:
         await self._until_cleared(jobs)
         blocked = await self._remove_containers(frozenset(jobs))
         left = await asyncio.to_thread(self._remove, jobs, blocked)
-        self._tell(left)
+        self._log_problems(left)
         gone = frozenset(jobs) - left.keys()
         for job in gone:
             if self._reported_problems.pop(job, None) is not None:
-                log.info("the files of job %s are removed now", job)
+                log.info("the files of job %s are removed; its record is deleted next", job)
         self._at("record")
         return gone
 
@@ -85,16 +85,16 @@ class JobFiles:
         left = await self._containers.remove(wanted)
         if left is not None:
             return dict.fromkeys(left, "its container is being stopped and removed")
-        spaces = await asyncio.to_thread(self._folders.workspaces, wanted)
-        return dict.fromkeys(spaces, "its container cannot be removed: the Docker engine does not answer")
+        workspaces = await asyncio.to_thread(self._folders.workspaces, wanted)
+        return dict.fromkeys(workspaces, "its container cannot be removed: the Docker engine does not answer")
 
     def _remove(self, jobs: Sequence[str], blocked: Mapping[str, str]) -> dict[str, str]:
         """Remove folders; return the jobs with remaining files, and why."""
         attempts = self._folders.attempts(jobs)
-        spaces = self._folders.workspaces([job for job in jobs if job not in blocked])
+        workspaces = self._folders.workspaces([job for job in jobs if job not in blocked])
         left = dict(blocked)
         for job in jobs:
-            problems = [remove_or_explain(folder) for folder in spaces.get(job, ())]
+            problems = [remove_or_explain(folder) for folder in workspaces.get(job, ())]
             problems += [self._remove_attempt(folder) for folder in attempts.get(job, ())]
             problems.append(self._delete_stored(job))
             if (problem := next(filter(None, problems), None)) is not None:
@@ -113,7 +113,7 @@ class JobFiles:
         except Exception as error:
             return str(error)
 
-    def _tell(self, left: Mapping[str, str]) -> None:
+    def _log_problems(self, left: Mapping[str, str]) -> None:
         """Log why jobs are not deleted, once for each reason."""
         for job, problem in left.items():
             if self._reported_problems.get(job) != problem:

@@ -116,7 +116,13 @@ class Reaper:
     def _wait(self, now: _Pass, seconds: float, why: str) -> None:
         self._wait_until = max(self._wait_until, now.at + seconds)
         if now.owners.expired:
-            log.warning("not reaping for %.1f s: %s", self._wait_until - now.at, why)
+            log.warning(
+                "leases of %d of %d owners look expired; waiting %.1f s before any is reaped: %s",
+                now.owners.expired,
+                now.owners.owners,
+                self._wait_until - now.at,
+                why,
+            )
 
     def _clock_is_off(self, owners: Owners, before: Owners) -> bool:
         if owners.beat_at is not None and (owners.beat_at - owners.now_at).total_seconds() > self._ttl:

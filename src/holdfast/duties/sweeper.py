@@ -23,7 +23,7 @@ class Sweeper:
         self._after = ""
 
     async def run_once(self) -> int:
-        """Sweep one step; return how many attempts lost theirs."""
+        """Sweep one step; return of how many attempts the outputs were removed."""
         jobs = await asyncio.to_thread(self._artifacts.jobs, self._after, BATCH)
         self._after = jobs[-1] if len(jobs) == BATCH else ""
         if not jobs:

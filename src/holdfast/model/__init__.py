@@ -2,7 +2,7 @@
 
 No I/O here. The store returns these values, and workers and callers pass them to the store. Import them from here.
 
-lifecycle.py  statuses, gates, causes, and the table of legal moves
+lifecycle.py  statuses, gates, causes, the table of legal moves, and what follows from a stop request or a cause
 jobs.py       a job, its rules, attempts, tasks and events
 leases.py     what a worker claims, its leases, heartbeats and outcomes
 records.py    lanes, queues, workers, snapshots, tokens, the audit trail
@@ -42,17 +42,22 @@ from holdfast.model.leases import (
 )
 from holdfast.model.lifecycle import (
     BROKEN,
+    COUNTED_CAUSES,
     MOVES,
+    STOPPED,
     TERMINAL,
+    UNCOUNTED_CAUSES,
     WAITING,
     Cause,
     Gate,
     Phase,
     Status,
+    StopEnd,
     StopKind,
     StopPhase,
     Verb,
     is_legal,
+    uses_up_attempt,
 )
 from holdfast.model.records import (
     Actor,
@@ -71,10 +76,13 @@ from holdfast.model.records import (
 
 __all__ = [
     "BROKEN",
+    "COUNTED_CAUSES",
     "FUNCTION",
     "FUNCTION_DOMAIN",
     "MOVES",
+    "STOPPED",
     "TERMINAL",
+    "UNCOUNTED_CAUSES",
     "WAITING",
     "Actor",
     "Adoption",
@@ -109,6 +117,7 @@ __all__ = [
     "RunnerName",
     "Snapshot",
     "Status",
+    "StopEnd",
     "StopKind",
     "StopPhase",
     "StopRequest",
@@ -121,4 +130,5 @@ __all__ = [
     "is_legal",
     "new_id",
     "new_worker_id",
+    "uses_up_attempt",
 ]

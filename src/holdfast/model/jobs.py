@@ -114,6 +114,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a job's history. `seq` counts from 1 per job without a gap."""
+
     seq: int
     at: datetime
     type: str

@@ -99,6 +99,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
         return decoding.decode(self.adoption_json, Adoption)
 
 
+_SUCCEEDED = Status.SUCCEEDED
 _ENDS = MOVES[Verb.FINISH][Status.RUNNING] | MOVES[Verb.REQUEUE][Status.RUNNING]
 
 
@@ -116,7 +117,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.status not in _ENDS:
             raise ValueError(f"a running job cannot become {self.status}")
-        if self.status is Status.SUCCEEDED and self.error is not None:
+        if self.status is _SUCCEEDED and self.error is not None:
             raise ValueError("a job that succeeded has no error")
         if self.delay < 0:
             raise ValueError("delay is a duration, at least 0")

@@ -1,11 +1,17 @@
-"""Statuses, gates, causes and stop requests, and the one table of legal moves between statuses."""
+"""Statuses, gates, causes and stop requests; the one table of legal moves, and what follows from a stop or a cause.
+
+What each move writes is in `store/sql/transitions.sql`, which is made from these tables where it repeats them.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 
 class Status(StrEnum):
+    """Where a job is in its life."""
+
     PENDING = "pending"
     QUEUED = "queued"
     RUNNING = "running"
@@ -17,6 +23,7 @@ class Status(StrEnum):
 
     @property
     def terminal(self) -> bool:
+        """Whether the job has ended."""
         return self in TERMINAL
 
 
@@ -67,6 +74,38 @@ class StopKind(StrEnum):
     def escalates(self, other: "StopKind | None") -> bool:
         order = list(StopKind)
         return other is None or order.index(self) > order.index(other)
+
+
+class StopEnd(NamedTuple):
+    """How an attempt ends because of a stop request."""
+
+    status: Status
+    cause: Cause
+    code: str
+    message: str
+
+
+_CANCELLED = StopEnd(Status.CANCELLED, Cause.CANCELLED, "cancelled", "cancelled by request")
+
+STOPPED: Mapping[StopKind, StopEnd] = MappingProxyType(
+    {
+        StopKind.INTERRUPT: StopEnd(Status.PAUSED, Cause.INTERRUPTED, "interrupted", "interrupted by request"),
+        StopKind.CANCEL: _CANCELLED,
+        StopKind.DELETE: _CANCELLED,
+    }
+)
+"""What follows from a stop request; a requeue that finds one becomes this end."""
+
+COUNTED_CAUSES = frozenset({Cause.LOST, Cause.START_FAILED})
+"""Causes that use up an attempt even if it never started."""
+
+UNCOUNTED_CAUSES = frozenset({Cause.DRAINED})
+"""Causes that use up none."""
+
+
+def uses_up_attempt(cause: Cause, phase: Phase) -> bool:
+    """Return whether an ended attempt counts against `max_attempts`."""
+    return cause not in UNCOUNTED_CAUSES and (phase is Phase.STARTED or cause in COUNTED_CAUSES)
 
 
 class StopPhase(StrEnum):

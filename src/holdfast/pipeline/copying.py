@@ -67,7 +67,7 @@ def copy_folder(source: Path, target: Path, *, to_disk: bool = False) -> Strateg
 
     `to_disk`: the copy will be synced, so start writing it to the disk while it is still being made.
     """
-    with full_disk_named(target):
+    with map_full_disk(target):
         if _snapshot(source, target):
             return "subvolume"
         make_folder(target)
@@ -135,16 +135,16 @@ def _cp(source: Path, target: Path, *options: str) -> "Iterator[subprocess.Popen
                 raise
         if running.returncode != 0:
             errors.seek(0)
-            said = errors.read().decode(errors="replace").strip()
+            stderr = errors.read().decode(errors="replace").strip()
             for number in FULL:
-                if os.strerror(number) in said:
-                    raise OSError(number, said[-500:])
-            raise CopyFailed(_number_in(said), said[-500:])
+                if os.strerror(number) in stderr:
+                    raise OSError(number, stderr[-500:])
+            raise CopyFailed(_errno_in(stderr), stderr[-500:])
 
 
-def _number_in(said: str) -> int:
-    """Return the errno whose message a program's output ends with."""
-    return next((number for number in errno.errorcode if said.endswith(os.strerror(number))), errno.EIO)
+def _errno_in(stderr: str) -> int:
+    """Return the errno whose message `cp` wrote last."""
+    return next((number for number in errno.errorcode if stderr.endswith(os.strerror(number))), errno.EIO)
 
 
 def start_writeback(writer: "subprocess.Popen[bytes]", target: Path) -> None:
@@ -173,7 +173,7 @@ def _open_below(pid: int, target: Path) -> Iterator[int]:
 
 
 @contextmanager
-def full_disk_named(target: Path) -> Iterator[None]:
+def map_full_disk(target: Path) -> Iterator[None]:
     """Map a full disk to CacheFull. The advice comes before the path, because a long message is cut at the end."""
     try:
         yield
@@ -181,7 +181,7 @@ def full_disk_named(target: Path) -> Iterator[None]:
         if error.errno not in FULL:
             raise
         reason = os.strerror(error.errno)
-        raise CacheFull(f"{reason}: free some, or remove snapshots; none fits into {target.parent}") from error
+        raise CacheFull(f"{reason}: free disk space or remove snapshots; no copy fits into {target.parent}") from error
 
 
 def sync_filesystem(folder: Path) -> None:
@@ -214,13 +214,13 @@ def _make_subvolume(path: Path) -> bool:
 
 def _snapshot(source: Path, target: Path) -> bool:
     """Copy a subvolume in one step. One that contains another subvolume would lose it, so `cp` copies that."""
-    if os.lstat(source).st_ino != SUBVOLUME_ROOT or _holds_subvolume(source):
+    if os.lstat(source).st_ino != SUBVOLUME_ROOT or _contains_subvolume(source):
         return False
     with opened(source) as handle:
         return _ioctl(target, SNAPSHOT_CREATE, _SNAPSHOT.pack(handle, 0, 0, os.fsencode(target.name)))
 
 
-def _holds_subvolume(folder: Path) -> bool:
+def _contains_subvolume(folder: Path) -> bool:
     device = os.lstat(folder).st_dev
     return any(os.lstat(Path(top, name)).st_dev != device for top, names, _ in os.walk(folder) for name in names)
 

@@ -22,7 +22,7 @@ ID_LENGTH = 64
 Components = Mapping[str, str]
 
 
-def framed(fields: Iterable[str | bytes]) -> str:
+def hash_fields(fields: Iterable[str | bytes]) -> str:
     """Return the SHA-256 over fields, each preceded by its length."""
     whole = hashlib.sha256()
     for field in fields:
@@ -33,21 +33,21 @@ def framed(fields: Iterable[str | bytes]) -> str:
 
 
 def text_hash(*parts: str) -> str:
-    return framed((TEXT, *parts))
+    return hash_fields((TEXT, *parts))
 
 
 def task_hash(components: Components) -> str:
     """Return the hash of a task's components, independent of their order."""
-    return framed((TASK, *(part for name in sorted(components) for part in (name, components[name]))))
+    return hash_fields((TASK, *(part for name in sorted(components) for part in (name, components[name]))))
 
 
 def root_of(tenant: str) -> str:
     """Return the start of a tenant's chains."""
-    return framed((ROOT, tenant))
+    return hash_fields((ROOT, tenant))
 
 
 def snapshot_id(parent: str, task: str) -> str:
-    return framed((SNAPSHOT, parent, task))
+    return hash_fields((SNAPSHOT, parent, task))
 
 
 class KnownSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,14 +26,14 @@ from holdfast.pipeline.copying import (
     CopyFailed,
     Strategy,
     copy_folder,
-    full_disk_named,
     kind_of,
+    map_full_disk,
     opened,
     probe,
     sync_filesystem,
     sync_folder,
 )
-from holdfast.pipeline.identity import framed
+from holdfast.pipeline.identity import hash_fields
 from holdfast.pipeline.outputs import ContentDiffers, copy_outputs
 from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.ownership import PLAIN, take_over
@@ -48,12 +48,12 @@ GRACE = 3600.0
 """Folders younger than this may belong to a builder that has not written its row yet."""
 GONE = (errno.ENOENT, errno.ENOTDIR)
 FORBIDDEN = (errno.EACCES, errno.EPERM)
-NOT_READ = {
+READ_ADVICE = {
     **dict.fromkeys(FORBIDDEN, "be the owner of its files, or root"),
     **dict.fromkeys((*GONE, errno.ESTALE, errno.EIO, errno.ENOTCONN), "is HOLDFAST_SHARED_DIR mounted here?"),
 }
 """Advice for a snapshot that cannot be read although it is not damaged."""
-NOT_MADE = "the worker must be able to read what tasks leave, and to write to HOLDFAST_SHARED_DIR"
+COPY_ADVICE = "the worker must be able to read what tasks leave, and to write to HOLDFAST_SHARED_DIR"
 
 StepHook = Callable[[str], None]
 """Called before each step of a copy or a removal, so that tests can crash there."""
@@ -105,7 +105,7 @@ class SnapshotFolders:
 
         Neither leaves anything on the disk. `outputs` are files below the same root, which are moved next to the copy.
         """
-        with _trouble_named(workspace), full_disk_named(self.root / snapshot):
+        with _map_copy_errors(workspace), map_full_disk(self.root / snapshot):
             self._ready()
             name = f"{snapshot}.{secrets.token_hex(8)}"
             with self.temporary(name) as path:
@@ -132,7 +132,7 @@ class SnapshotFolders:
 
     def needs(self, workspace: Path) -> int:
         """Return the size of a copy of a workspace. Raise SnapshotFailed if it cannot be read, like the copy itself."""
-        with _trouble_named(workspace):
+        with _map_copy_errors(workspace):
             return summarise(workspace).size
 
     def verify(self, folder: str, digest: str) -> bool:
@@ -150,7 +150,7 @@ class SnapshotFolders:
     def restore(self, folder: str, digest: str, workspace: Path) -> None:
         """Restore a folder into a new workspace. Raise SnapshotDamaged if it changed since it was published."""
         if not self.verify(folder, digest):
-            raise SnapshotDamaged(f"snapshot folder {folder} is not what was published")
+            raise SnapshotDamaged(f"snapshot folder {folder} has changed since it was published")
         failed: OSError | None = None
         try:
             copy_folder(self.root / folder, workspace)
@@ -168,7 +168,7 @@ class SnapshotFolders:
         """Return the folder of a snapshot's outputs; it does not exist if there are none."""
         return self.root / f"{folder}{OUTPUTS}"
 
-    def outputs_whole(self, folder: str, outputs: Outputs) -> bool:
+    def outputs_complete(self, folder: str, outputs: Outputs) -> bool:
         """Return whether all files of a manifest exist with their sizes. Raise SnapshotFailed on read errors."""
         path = self.outputs_of(folder)
         try:
@@ -178,7 +178,7 @@ class SnapshotFolders:
                 return False
             raise self._not_read(path.name, error) from error
 
-    def take_outputs(self, folder: str, outputs: Outputs, collected: CollectedOutputs) -> None:
+    def collect_outputs(self, folder: str, outputs: Outputs, collected: CollectedOutputs) -> None:
         """Copy the outputs of a snapshot, comparing the contents with the manifest."""
         path = self.outputs_of(folder)
         try:
@@ -206,26 +206,26 @@ class SnapshotFolders:
         names = (entry.name for entry in os.scandir(self.root) if not entry.name.startswith("."))
         return sorted({name.removesuffix(OUTPUTS) for name in names})
 
-    def sweep(self, standing: Collection[str], *, grace: float = GRACE) -> int:
+    def sweep(self, stored: Collection[str], *, grace: float = GRACE) -> int:
         """Remove folders that no row names, and leftovers of dead builders; return how many."""
         before = time.time() - grace
-        gone = 0
+        removed = 0
         for name in self.names():
             paths = [path for path in (self.root / name, self.outputs_of(name)) if path.exists()]
-            if name not in standing and all(_older(path, before) for path in paths):
+            if name not in stored and all(_older(path, before) for path in paths):
                 for path in paths:
                     shutil.rmtree(path, ignore_errors=True)
-                gone += 1
+                removed += 1
         temporary = self.root / TEMPORARY
         for name in sorted(os.listdir(temporary)) if temporary.is_dir() else ():
             if _older(temporary / name, before) and _abandoned(temporary / name):
                 shutil.rmtree(temporary / name, ignore_errors=True)
-                gone += 1
-        return gone
+                removed += 1
+        return removed
 
     def _not_read(self, folder: str, error: OSError) -> SnapshotFailed:
         """Return the error for an unreadable snapshot. The advice comes before the path: long messages are cut."""
-        reason = f"{os.strerror(error.errno or errno.EIO)}, {NOT_READ.get(error.errno or 0, 'try again')}"
+        reason = f"{os.strerror(error.errno or errno.EIO)}, {READ_ADVICE.get(error.errno or 0, 'try again')}"
         return SnapshotFailed(f"a snapshot cannot be read here: {reason} ({self.root / folder})")
 
     def _ready(self) -> None:
@@ -239,7 +239,7 @@ class SnapshotFolders:
     def temporary(self, name: str) -> Iterator[Path]:
         """Open a temporary folder that is locked while we live and removed after the block."""
         path = self.root / TEMPORARY / name
-        with _trouble_named(path), full_disk_named(path):
+        with _map_copy_errors(path), map_full_disk(path):
             self._ready()
             path.mkdir(mode=0o700)
         try:
@@ -251,14 +251,14 @@ class SnapshotFolders:
 
 
 @contextmanager
-def _trouble_named(workspace: Path) -> Iterator[None]:
-    """Return the error for a workspace that could not be copied: the reason, then the path inside the workspace."""
+def _map_copy_errors(workspace: Path) -> Iterator[None]:
+    """Map an error of a copy to SnapshotFailed: the reason, then the path inside the workspace."""
     try:
         yield
     except OSError as error:
         about = error.strerror if isinstance(error, CopyFailed) else error.filename
         reason = os.strerror(error.errno or errno.EIO)
-        remedy = f", {NOT_MADE}" if error.errno in FORBIDDEN else ""
+        remedy = f", {COPY_ADVICE}" if error.errno in FORBIDDEN else ""
         where = str(about or workspace).strip().splitlines()[-1].replace(f"{workspace}/", "")
         raise SnapshotFailed(f"a snapshot cannot be made: {reason}{remedy} ({where})") from error
 
@@ -274,7 +274,7 @@ def summarise(folder: Path) -> TreeSummary:
         fields = [os.fsencode(path).hex(), kind, oct(entry.st_mode), str(length), link]
         shape += [*fields[:2], oct(entry.st_mode & PLAIN), *fields[3:]]
         whole += [*fields, str(entry.st_uid), str(entry.st_gid), str(entry.st_mtime_ns) if kind == "f" else ""]
-    return TreeSummary(size=size, shape=framed(shape), digest=framed(whole))
+    return TreeSummary(size=size, shape=hash_fields(shape), digest=hash_fields(whole))
 
 
 def _entries(folder: Path, below: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -28,7 +28,7 @@ from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.uids import WORK
 from holdfast.runner.wire import PATH
 
-LOOK = 0.02
+POLL_SECONDS = 0.02
 PATIENCE = 60.0
 """Seconds that a server may take to stop before it is killed; its data is removed anyway."""
 SOCKET = "socket"
@@ -92,14 +92,14 @@ def serving(tree: Path, socket: Path, log: Path) -> Iterator[None]:
     """Run a server as the owner of its files, and stop it."""
     owner = (tree / DATA).lstat()  # A job made the tree: a link in it may lead to other users' files.
     as_root = os.geteuid() == 0
-    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE), "wb") as output:
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE), "wb") as log_file:
         server = subprocess.Popen(
             ["sh", "-c", SERVER],
             cwd=tree,
             env={"PATH": PATH, "LC_ALL": "C.UTF-8", **_variables(socket)},
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdout=log_file,
+            stderr=log_file,
             user=owner.st_uid if as_root else None,
             group=owner.st_gid if as_root else None,
             extra_groups=[] if as_root else None,
@@ -109,9 +109,9 @@ def serving(tree: Path, socket: Path, log: Path) -> Iterator[None]:
     try:
         while not PostgresConnector().ready(tree):
             if server.poll() is not None:
-                said = log.read_text(errors="replace").strip()[-1000:]
-                raise ServerFailed(f"Postgres did not start (exit code {server.returncode}): {said}")
-            time.sleep(LOOK)
+                output = log.read_text(errors="replace").strip()[-1000:]
+                raise ServerFailed(f"Postgres did not start (exit code {server.returncode}): {output}")
+            time.sleep(POLL_SECONDS)
         yield
     finally:
         _stop(server)

@@ -23,6 +23,8 @@ from holdfast.runner.shared_folder import SharedFolder
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a job left, by its path in the output folder, and its size in bytes."""
+
     path: str
     size: int
 

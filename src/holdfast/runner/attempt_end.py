@@ -5,7 +5,7 @@ from holdfast.runner.attempt_folder import ExitRecord
 from holdfast.runner.base import AttemptEnd
 from holdfast.runner.supervisor.protocol import ExitCause
 
-LAST_WORDS = 500
+LAST_OUTPUT = 500
 """Characters of a service's last output in the error that reports its end."""
 MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
 
@@ -24,11 +24,11 @@ def to_end(ended: ExitRecord, service: bytes = b"") -> AttemptEnd:
             code = "command_missing" if missing else "start_failed"
             return AttemptEnd(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
         case ExitCause.SERVICE_ENDED:
-            last = service.decode("utf-8", "replace").strip()[-LAST_WORDS:]
+            last = service.decode("utf-8", "replace").strip()[-LAST_OUTPUT:]
             message = f"{ended.text}; its last output: {last}" if last else ended.text
             return AttemptEnd(cause=Cause.EXIT, error=Error(code="service_ended", message=message))
         case ExitCause.FAILED:
             code, _, message = ended.text.partition(": ")
             return AttemptEnd(cause=Cause.EXIT, error=Error(code=code, message=message))
     kept = (ended.stdout_length - ended.stdout_dropped, ended.stderr_length - ended.stderr_dropped)
-    return AttemptEnd(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal, said=kept)
+    return AttemptEnd(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal, output_bytes=kept)

@@ -26,14 +26,13 @@ from holdfast.permissions import make_folder, make_passable
 from holdfast.runner import supervisor
 from holdfast.runner.frames import FrameReader, Stream
 from holdfast.runner.leftovers import PATIENCE, Session, find_leftovers, kill_leftovers
-from holdfast.runner.supervisor.protocol import VERSION, ExitCause
+from holdfast.runner.supervisor.protocol import SPARE_BYTES, SPARES, VERSION, ExitCause
 from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Command, SupervisorSpec, encode_command, encode_spec
 
 T = TypeVar("T")
-LAST_SAID = 4096
-SPARES, SPARE_BYTES = 3, 512
-"""Enough for an adoption, a stop and a more urgent stop. A command is a few hundred bytes and fits into a block."""
+SERVICE_TAIL = 4096
+"""Bytes of a service's output that are read, from its end."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a full disk, and of a full quota."""
 FORBIDDEN = b'{"version":1,"forbidden":true}\n'
@@ -130,6 +129,9 @@ class AttemptFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def exists(self) -> bool:
+        return os.path.lexists(self.path)
+
     def create(self) -> None:
         """Make the folder if it does not exist, accessible only to its owner."""
         if not self.path.is_dir():
@@ -141,7 +143,7 @@ class AttemptFolder:
 
     def write_secrets(self, values: Iterable[str]) -> None:
         """Keep the secrets that the child was given, to mask its output later."""
-        self._write_atomically("secrets", msgspec.json.encode(sorted(values)))
+        self._write_atomically("secrets", encode_secrets(values))
 
     def write_limits(self, limits: AttemptLimits) -> None:
         """Keep the limits of the attempt for an adopter: the settings may have changed by then."""
@@ -246,8 +248,8 @@ class AttemptFolder:
         """Return the last output of the service; nothing if there was none."""
         try:
             with (self.path / "service").open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_SAID))
-                return file.read(LAST_SAID)
+                file.seek(max(0, file.seek(0, os.SEEK_END) - SERVICE_TAIL))
+                return file.read(SERVICE_TAIL)
         except FileNotFoundError:
             return b""
 
@@ -336,6 +338,11 @@ def write_new(path: str | Path, data: bytes) -> None:
         written = file.write(data)
         while written < len(data):
             written += file.write(data[written:])
+
+
+def encode_secrets(values: Iterable[str]) -> bytes:
+    """Encode the content of `secrets`."""
+    return msgspec.json.encode(sorted(values))
 
 
 def decode(data: bytes, type: type[T], where: str) -> T:

@@ -56,6 +56,16 @@ class AttemptUsers:
         """Return the attempt's own uid, if it has one."""
         return None if self._uids is None else self._uids.of(folder)
 
+    @property
+    def own(self) -> bool:
+        """Whether each attempt gets a user of its own."""
+        return self._uids is not None
+
+    def claim_of(self, uid: int) -> str:
+        """Return the path of the link that claims a uid."""
+        assert self._uids is not None
+        return self._uids.claim_path(uid)
+
     def free(self, folder: Path, uid: int | None) -> bool:
         """Free the uid of an attempt that has no processes, if its folder is gone."""
         return self._uids is not None and uid is not None and self._uids.free(uid, folder)

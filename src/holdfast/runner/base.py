@@ -46,7 +46,12 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The task of a pipeline that was running at the end."""
     last_error: str | None = None
     """The last line on stderr."""
-    said: tuple[int, int] | None = None
+    final: bool = False
+    """Another attempt would fail, too: the function raised an exception that its retry does not name."""
+    retry_asked: bool = False
+    """The function asked to run again: in `retry_after` seconds, or after the job's backoff."""
+    retry_after: float | None = None
+    output_bytes: tuple[int, int] | None = None
     """Bytes written to stdout and stderr, if known, without those above the output cap."""
 
 

@@ -30,7 +30,7 @@ KEPT_BYTES = 64 * 1024
 MOST_FILE = 64 * 1024 * 1024
 MOST_PROCESSES = 256
 DRAIN_SECONDS = 0.2
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 KILL_SECONDS = 5.0
 """How long to wait for the end of a killed run; after that it is left to the sweep."""
 OVER_TOKEN = 1 << 60
@@ -107,7 +107,7 @@ class ReadinessChecks:
     ) -> None:
         """Wait for the end. Extend the deadline while the lease is renewed; kill a check that is no longer needed."""
         while not status.done() and not unwanted():
-            await asyncio.wait([status], timeout=LOOK_SECONDS)
+            await asyncio.wait([status], timeout=POLL_SECONDS)
             if (later := trusted_until()) > deadline:
                 deadline = later
                 beat = Command(token=request.token, verb="beat", stop_after=later)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.runner.attempt_folder import AttemptFolder
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Seconds between checks of a supervisor's lock, in addition to its pidfd."""
 
 
@@ -32,7 +32,7 @@ class SupervisorWatch:
 
     @property
     def over(self) -> bool:
-        if not self._gone and (self._pidfd is None or time.monotonic() - self._looked > LOOK_SECONDS):
+        if not self._gone and (self._pidfd is None or time.monotonic() - self._looked > POLL_SECONDS):
             self._looked = time.monotonic()
             if not self._folder.alive():
                 self.close()

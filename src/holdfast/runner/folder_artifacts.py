@@ -25,7 +25,7 @@ from holdfast.runner.folder_writer import FolderWriter
 from holdfast.runner.output_sources import open_regular
 from holdfast.runner.tree_removal import remove_or_explain, remove_tree
 
-LOOK_SECONDS = 1.0
+MEASURE_SECONDS = 1.0
 """How long a measurement of the free space is valid: it costs a system call, and a network disk may be slow."""
 
 
@@ -48,7 +48,7 @@ class FolderArtifacts:
         self._short: str | None = None
 
     def check_room(self) -> None:
-        if time.monotonic() - self._measured >= LOOK_SECONDS:
+        if time.monotonic() - self._measured >= MEASURE_SECONDS:
             self._short = self._shortage()
             self._measured = time.monotonic()
         if self._short is not None:

@@ -6,6 +6,7 @@ Entries that are removed or moved meanwhile are not an error. Removed files that
 import contextlib
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 LEAST = 512
@@ -69,3 +70,9 @@ def folder_size(path: Path, most: int) -> int:
     finally:
         os.close(fd)
     return walk.total
+
+
+def size_of_existing(folders: Sequence[Path], most: int) -> int | None:
+    """Return the total size of those folders that exist on this host; None if none does."""
+    here = [path for path in folders if path.is_absolute() and path.is_dir()]
+    return sum(folder_size(path, most) for path in here) if here else None

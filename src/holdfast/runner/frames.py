@@ -5,7 +5,7 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from enum import IntEnum
 from pathlib import Path
@@ -109,14 +109,18 @@ class FrameReader:
         except FileNotFoundError:
             return []
         try:
-            return self._read(fd, most)
+            return self._read(lambda: os.pread(fd, BLOCK, self.position), most)
         finally:
             os.close(fd)
 
-    def _read(self, fd: int, most: int) -> list[Frame]:
+    def read_from(self, log: bytes, most: int = MOST) -> list[Frame]:
+        """Like `read`, from the bytes of the whole log."""
+        return self._read(lambda: log[self.position : self.position + BLOCK], most)
+
+    def _read(self, next_block: Callable[[], bytes], most: int) -> list[Frame]:
         frames: list[Frame] = []
         while most > 0:
-            block = os.pread(fd, BLOCK, self.position)
+            block = next_block()
             whole = list(whole_frames(block))
             self.torn = bool(block) and not whole
             if not whole:

@@ -1,8 +1,8 @@
 """Finds and removes the folders of a job's attempts on this host.
 
-    STATE/attempts/SITE/JOB.N          an attempt folder, with its workspace; `.JOB.N.…` while it is being made
-    STATE/attempts/SITE/JOB.N.check-…  a run of a readiness check
-    STATE/spaces/SITE/JOB.N            the workspace of an attempt in a container
+    STATE/attempts/INSTALLATION/JOB.N          an attempt folder, with its workspace; `.JOB.N.…` while it is being made
+    STATE/attempts/INSTALLATION/JOB.N.check-…  a run of a readiness check
+    STATE/spaces/INSTALLATION/JOB.N            the workspace of an attempt in a container
 
 The state folder belongs to this host. Workers on other hosts remove the folders there. Artifacts and inputs of a job
 are removed by the artifact store.

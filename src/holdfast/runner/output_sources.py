@@ -119,13 +119,13 @@ def _read_report(path: Path) -> bytes:
     return data
 
 
-async def pour(chunks: AsyncIterator[bytes], take: Callable[[IO[bytes]], None]) -> None:
+async def read_in_thread(chunks: AsyncIterator[bytes], take: Callable[[IO[bytes]], None]) -> None:
     """Pass a stream to a function that reads it in a thread. The function is not called for an empty stream."""
     first = await anext(chunks, b"")
     if not first:
         return
     reader, writer = os.pipe()
-    taking = asyncio.ensure_future(asyncio.to_thread(_taken, reader, take))
+    reading = asyncio.ensure_future(asyncio.to_thread(_read_all, reader, take))
     try:
         with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=0) as sink:
             await asyncio.to_thread(_write, sink, first)
@@ -133,13 +133,13 @@ async def pour(chunks: AsyncIterator[bytes], take: Callable[[IO[bytes]], None]) 
                 await asyncio.to_thread(_write, sink, chunk)
     except BaseException:
         # The stream broke off. An error of the reader is only a consequence, so it is dropped.
-        await asyncio.wait([taking])
-        taking.exception()
+        await asyncio.wait([reading])
+        reading.exception()
         raise
-    await taking
+    await reading
 
 
-def _taken(reader: int, take: Callable[[IO[bytes]], None]) -> None:
+def _read_all(reader: int, take: Callable[[IO[bytes]], None]) -> None:
     with open(reader, "rb") as source:
         take(source)
 

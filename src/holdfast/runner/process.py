@@ -1,74 +1,40 @@
 """Processes on this host, each under a supervisor that outlives the worker.
 
-An attempt's folder is made under another name and renamed into place, so it is never incomplete. However many
-supervisors are started on it, only one runs the command, and only once: the supervisor's lock and its `started` file
-decide. If the worker is root, each attempt runs as a user of its own (`uids.py`).
+Their folders are made in `process_staging.py`. However many supervisors are started on a folder, only one runs the
+command, and only once: the supervisor's lock and its `started` file decide. If the worker is root, each attempt runs as
+a user of its own (`uids.py`).
 """
 
 import asyncio
 import contextlib
 import errno
-import logging
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
-from holdfast.errors import CacheFull, Invalid
 from holdfast.limits import LimitSettings
-from holdfast.permissions import make_file, make_folder, make_passable_for
-from holdfast.runner.artifacts import InputFile
-from holdfast.runner.attempt_folder import FULL, AttemptFolder, write_new
-from holdfast.runner.attempt_sweep import sweep_attempt
-from holdfast.runner.attempt_users import AttemptUsers, RunsAs
-from holdfast.runner.base import (
-    AttemptState,
-    CannotStart,
-    ConfirmLease,
-    EngineUnreachable,
-    Identity,
-    NoSpace,
-    StartRequest,
-    StartTooLate,
-)
-from holdfast.runner.checks import ReadinessChecks, identity_in, sweep_checks
-from holdfast.runner.collected_outputs import BLOCK
+from holdfast.runner.attempt_folder import AttemptFolder
+from holdfast.runner.attempt_users import AttemptUsers
+from holdfast.runner.base import AttemptState, ConfirmLease, EngineUnreachable, Identity, StartRequest, StartTooLate
+from holdfast.runner.checks import ReadinessChecks
 from holdfast.runner.exits import ProcessExits
-from holdfast.runner.ownership import give, give_if_there
+from holdfast.runner.launcher import Launcher, LauncherGone, LaunchFailed
 from holdfast.runner.process_handle import ProcessHandle, start_steps
+from holdfast.runner.process_staging import ProcessStaging, start_error
+from holdfast.runner.process_sweep import ProcessSweep
 from holdfast.runner.removal import FolderRemover
 from holdfast.runner.runner_host import RunnerHost
 from holdfast.runner.spare_markers import SpareMarkers
-from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR, rlimits
 from holdfast.runner.start_pause import StartPause
 from holdfast.runner.state_folder import StateFolder
-from holdfast.runner.tree_removal import remove_tree
-from holdfast.runner.uids import CLAIM_SECONDS, UidPool, UidsExhausted
+from holdfast.runner.uids import UidPool, UidsExhausted
 from holdfast.runner.users import User, uids_for, user_for
-from holdfast.runner.wire import PATH, SupervisorSpec, WireTask, encode_spec
-from holdfast.runner.workspace import (
-    INPUTS,
-    TREE,
-    WORKSPACE,
-    PipelineStaging,
-    Programs,
-    WorkspacePaths,
-    make_workspace,
-    socket_folder,
-)
 
 T = TypeVar("T")
 Built = TypeVar("Built", bound="ProcessRunner")
-log = logging.getLogger(__name__)
 
-EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS})
-"""Errors of a host that lacks something else than disk space."""
 NO_ROOM = "this host ran out of resources a moment ago"
 EXHAUSTED_SECONDS = 10.0
 """Seconds in which nothing is started after the host ran out of resources."""
@@ -106,13 +72,17 @@ class ProcessRunner:
         self.markers = SpareMarkers(state.spare_markers(installation))
         self.users = AttemptUsers(user, uids, self.root, allow_root=allow_root)
         self.boot = state.boot
-        self._log_cap = log_cap
-        self._keep_marker_for = keep_marker_for
+        self.staging = ProcessStaging(self.users, self._limits, self.command, log_cap=log_cap)
+        self._remains = ProcessSweep(
+            self.root, self.users, state.spare_folders(installation), keep_marker_for=keep_marker_for
+        )
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="holdfast-outputs")
         self._sizes = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sizes")
         self._children = ProcessExits()
-        self.removals = FolderRemover(self._children)
+        spare_folders = state.spare_folders(installation)
+        self.launcher = Launcher(self._children, spare_folders)
+        self.removals = FolderRemover(self._children, spare_folders)
         self.checks = ReadinessChecks(self.root, self.users, self._children, self._limits.default)
         self._exhausted_until = 0.0
         self._exhausted_for = NO_ROOM
@@ -166,12 +136,46 @@ class ProcessRunner:
     async def start(self, request: StartRequest, confirm: ConfirmLease) -> "ProcessHandle":
         """Start a supervisor. It exits by itself if it starts after `start_by`, so `confirm` is not needed."""
         process = ProcessHandle(self, request.identity, stdout=0, stderr=0)
-        if request.files:  # A copy may take long, so stage first; the step below then only renews the spec.
-            await self.slowly(lambda: self._stage(process.folder, request))
-        pid = await self.in_thread(lambda: self._stage_and_spawn(process.folder, request))
-        process.watch_child(self._children.watch(pid))
+        try:
+            if not await self._launch(process, request):
+                if request.files:  # A copy may take long, so stage first; the step below then only renews the spec.
+                    await self.slowly(lambda: self.staging.stage(process.folder, request))
+                pid = await self.in_thread(lambda: self._stage_and_spawn(process.folder, request))
+                process.watch_child(self._children.watch(pid))
+        except UidsExhausted as error:
+            self._exhausted_for = str(error)
+            raise
+        process.started_by_us(self._limits.of(request.spec), pipeline=request.pipeline is not None)
         await process.wait_until_begun()
         return process
+
+    async def _launch(self, process: ProcessHandle, request: StartRequest) -> bool:
+        """Start through the launcher. Return False if this start needs to be staged here.
+
+        That is so for files and pipelines, if another owner has made the folder, and if the launcher died: then a
+        supervisor that it had forked, and the one that we start, compete as those of two owners do.
+        """
+        folder = process.folder
+        if request.files or request.pipeline is not None or not self.launcher.usable or folder.exists():
+            return False
+        if self.users.own:
+            records = await self.in_thread(lambda: self.staging.launch_records(folder, request))
+        else:
+            records = self.staging.launch_records(folder, request)
+        if records is None:
+            return False
+        try:
+            process.watch_launch(await self.launcher.launch(records, within=request.start_by - boottime()))
+        except LauncherGone:
+            return False
+        except LaunchFailed as error:
+            await self.in_thread(lambda: self.staging.give_back(folder, records))
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                return False
+            if error.errno in (errno.ETIME, errno.ESTALE):
+                raise StartTooLate from error  # ESTALE: our uid was freed meanwhile. The retry claims another one.
+            raise start_error(OSError(error.errno, str(error)), "cannot prepare the attempt's folder") from error
+        return True
 
     async def find(
         self, identity: Identity, domain: str, *, stdout: int, stderr: int
@@ -206,179 +210,44 @@ class ProcessRunner:
         return AttemptFolder(self.root / f"{identity.job}.{identity.attempt}")
 
     def close(self) -> None:
-        self._files.shutdown(wait=False, cancel_futures=True)
+        """Stop the threads. Wait for short work, so that a closed worker no longer writes to its state folder."""
+        self._files.shutdown(wait=True, cancel_futures=True)
         self._slow.shutdown(wait=False, cancel_futures=True)
         self._sizes.shutdown(wait=False, cancel_futures=True)
+        self.launcher.close()
+        self.removals.close()
         self._children.close()
 
-    # Staging
-
     def _stage_and_spawn(self, folder: AttemptFolder, request: StartRequest) -> int:
-        self._stage(folder, request)
-        return _spawn(folder)
-
-    def _stage(self, folder: AttemptFolder, request: StartRequest) -> None:
-        """Make the attempt's folder; if it exists, write the spec of this request into it."""
+        self.staging.stage(folder, request)
         try:
-            if folder.path.exists() or not self._make(folder, request):
-                self._restage(folder, request)
-        except Invalid as error:
-            raise CannotStart("contract_violation", str(error)) from error
-        except CacheFull as error:
-            raise NoSpace(f"cannot prepare the attempt's folder: {error}") from error
+            return folder.start()
         except OSError as error:
-            raise _trouble(error, "cannot prepare the attempt's folder") from error
-
-    def _make(self, folder: AttemptFolder, request: StartRequest) -> bool:
-        """Make the folder under another name and rename it into place; False if another owner was faster."""
-        runs_as = self._assign(folder, request)
-        temporary = AttemptFolder(folder.path.with_name(f".{folder.path.name}.{os.urandom(4).hex()}"))
-        try:
-            self._fill(temporary, self._spec(folder, request, runs_as), request)
-            temporary.path.rename(folder.path)
-        except BaseException as error:
-            remove_tree(temporary.path)
-            if runs_as.own and runs_as.user is not None:
-                self.users.free(folder.path, runs_as.user.uid)
-            if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-                return False
-            raise
-        if runs_as.own and self.users.uid_of(folder.path) is None:
-            raise StartTooLate  # This worker was suspended until its uid was freed. The retry claims another one.
-        return True
-
-    def _restage(self, folder: AttemptFolder, request: StartRequest) -> None:
-        """Write our spec into a folder that another owner made, and keep the secrets of both for masking."""
-        runs_as = self.users.found(folder.path)
-        if runs_as is None:
-            runs_as = self._assign(folder, request)
-            # An attempt that has started runs as the owner of its files, which an older version may have chosen.
-            if runs_as.own and runs_as.user is not None and not (folder.path / "started").exists():
-                make_passable_for(folder.path, runs_as.user.gid)
-                give_if_there(folder.path / "work", runs_as.user.uid, runs_as.user.gid)
-        spec = self._spec(folder, request, runs_as)
-        if request.pipeline is not None:
-            # Its plan may differ from ours. No task of it runs without a command, and the previous owner has no lease.
-            _make_workspace(folder.path, request.pipeline, spec)
-        if request.secrets:
-            folder.write_secrets({*folder.secrets(), *request.secrets.values()})
-        folder.write_limits(self._limits.of(request.spec))
-        folder.write_spec(spec)
-
-    def _assign(self, folder: AttemptFolder, request: StartRequest) -> RunsAs:
-        try:
-            return self.users.assign(folder.path, request.spec.get("user"))
-        except UidsExhausted as error:
-            self._exhausted_for = str(error)
-            raise
-
-    def _fill(self, folder: AttemptFolder, spec: SupervisorSpec, request: StartRequest) -> None:
-        """Fill a folder that is not in place yet. This is a hot path: every system call counts."""
-        root = str(folder.path)
-        work = f"{root}/work"
-        for path in (root, f"{root}/cmd", work, f"{work}/output"):
-            os.mkdir(path, 0o700)
-        if spec.sole_user and spec.gid is not None:
-            make_passable_for(folder.path, spec.gid)
-        else:
-            os.chmod(root, 0o711)
-        write_new(f"{work}/request.json", msgspec.json.encode(request.inputs))
-        if request.spec.get("stdin") is not None:
-            write_new(f"{root}/stdin", request.spec["stdin"].encode())
-        if spec.uid is not None and spec.gid is not None:
-            for path in (work, f"{work}/output", f"{work}/request.json"):
-                os.chown(path, spec.uid, spec.gid)
-        if request.files:
-            _copy_in(folder.path / "work" / "input", request.files, spec)
-        if request.pipeline is not None:
-            _make_workspace(folder.path, request.pipeline, spec)
-        if request.secrets:
-            folder.write_secrets(request.secrets.values())
-        folder.write_spares()
-        folder.write_limits(self._limits.of(request.spec))
-        write_new(f"{root}/spec", encode_spec(spec))
-
-    def _spec(self, folder: AttemptFolder, request: StartRequest, runs_as: RunsAs) -> SupervisorSpec:
-        work = str((folder.path / "work").absolute())
-        user = runs_as.user
-        programs = self._programs(folder, request, runs_as)
-        return SupervisorSpec(
-            token=request.token,
-            mark=request.identity.mark,
-            tasks=programs.tasks,
-            service=programs.service,
-            hold=request.pipeline is not None,
-            env=environment(request, work),
-            cwd=work,
-            uid=user.uid if user else None,
-            gid=user.gid if user else None,
-            limits=rlimits(self._limits.of(request.spec), own_user=runs_as.own),
-            sole_user=runs_as.own,
-            private=runs_as.private,
-            output_cap=max(self._log_cap * OUTPUT_FACTOR, LEAST_OUTPUT),
-            timeout=request.timeout,
-            idle_timeout=request.idle_timeout,
-            stop_grace=request.stop_grace,
-            start_by=request.start_by,
-            stop_after=request.stop_after,
-        )
-
-    def _programs(self, folder: AttemptFolder, request: StartRequest, runs_as: RunsAs) -> Programs:
-        if request.pipeline is None:
-            return Programs(tasks=(WireTask(name="main", argv=tuple(self.command(request.spec))),))
-        workspace = (folder.path / WORKSPACE).absolute()
-        root = (runs_as.user.uid if runs_as.user else os.geteuid()) == 0
-        socket = str(socket_folder(request.identity.mark, private=runs_as.private))
-        return request.pipeline.programs(
-            WorkspacePaths(tree=str(workspace / TREE), inputs=str(workspace / INPUTS), socket=socket, root=root)
-        )
+            raise start_error(error, "cannot start a supervisor") from error
 
     # Sweeping
 
     async def remaining_attempts(self) -> Sequence[Identity]:
         """Return the attempts that have a folder here, of their own or of a check."""
-        return await self.in_thread(
-            lambda: list({found: None for path in os.listdir(self.root) if (found := self._named(path))})
-        )
-
-    def _named(self, name: str) -> Identity | None:
-        if (checked := identity_in(self.root, name)) is not None:
-            return checked
-        job, _, attempt = name.rpartition(".")
-        if not job or job.startswith(".") or not attempt.isdigit():
-            return None
-        return Identity(self.root.name, job, int(attempt))
+        return await self.in_thread(self._remains.found)
 
     def to_sweep(self, over: Sequence[Identity], found: int) -> Sequence[Identity]:
         return over
 
     async def sweep(self, identity: Identity) -> bool:
         """Remove the remains of an attempt whose end is recorded, stopping it first. Return whether it is gone."""
-        return await self.slowly(lambda: self._sweep(identity))
-
-    def _sweep(self, identity: Identity) -> bool:
-        checks_gone = sweep_checks(self.root, identity, self.users)
-        folder = self.folder(identity)
-        uid = self.users.uid_of(folder.path)
-        swept = sweep_attempt(folder, identity.mark, keep_marker_for=self._keep_marker_for, uid=uid)
-        self.users.free(folder.path, uid)
-        return swept and checks_gone
+        return await self.slowly(lambda: self._remains.sweep(identity, self.folder(identity)))
 
     async def sweep_incomplete(self, older: float) -> int:
         """Remove incomplete folders whose makers must be dead, and free unused uids; refill the spare markers."""
-        gone = await self.slowly(lambda: self._sweep_incomplete(older))
-        await self.slowly(lambda: self.users.sweep(max(CLAIM_SECONDS, self._keep_marker_for)))
-        await self.slowly(self.markers.refill)
+        gone = await self.slowly(lambda: self._remains.sweep_incomplete(older))
+        await self.slowly(self._remains.free_uids)
+        await self.in_thread(self.markers.refill)
         return gone
 
-    def _sweep_incomplete(self, older: float) -> int:
-        gone = 0
-        for entry in os.scandir(self.root):
-            with contextlib.suppress(FileNotFoundError):
-                if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > older:
-                    remove_tree(Path(entry.path))
-                    gone += 1
-        return gone
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def build(host: RunnerHost) -> ProcessRunner:
@@ -404,54 +273,3 @@ def build_kind(kind: type[Built], host: RunnerHost) -> Built:
     )
     host.stack.callback(runner.close)
     return runner
-
-
-def _make_workspace(folder: Path, staging: PipelineStaging, spec: SupervisorSpec) -> None:
-    make_workspace(folder, staging, spec.uid, spec.gid)
-    tree = folder / WORKSPACE / TREE
-    # In a private view the user has a line in /etc/passwd.
-    if spec.uid is not None and spec.gid is not None and not spec.private and staging.prepare(tree, spec.uid):
-        give(tree, spec.uid, spec.gid)
-
-
-def _copy_in(folder: Path, files: Mapping[str, InputFile], spec: SupervisorSpec) -> None:
-    """Copy the job's input files; the job owns the copies and may change them."""
-    folder.mkdir(mode=0o700)
-    for name, source in files.items():
-        target = folder / name
-        make_folder(target.parent)
-        make_file(target)
-        with source.open() as data, target.open("wb") as copy:
-            shutil.copyfileobj(data, copy, BLOCK)
-    if spec.uid is not None and spec.gid is not None:
-        give(folder, spec.uid, spec.gid)
-
-
-def _spawn(folder: AttemptFolder) -> int:
-    try:
-        return folder.start()
-    except OSError as error:
-        raise _trouble(error, "cannot start a supervisor") from error
-
-
-def _trouble(error: OSError, what: str) -> Exception:
-    """Map an OSError: an exhausted host is not the job's fault, so the job waits or runs on another host."""
-    message = f"{what}: {error.strerror}"
-    if error.errno in FULL:
-        return NoSpace(message)
-    return EngineUnreachable(message) if error.errno in EXHAUSTED else CannotStart("start_failed", message)
-
-
-def environment(request: StartRequest, work: str) -> Mapping[str, str]:
-    """Build a child's environment from scratch; the job cannot override holdfast's variables."""
-    return {
-        "PATH": PATH,
-        "HOME": work,
-        "LANG": "C.UTF-8",
-        **request.spec.get("env", {}),
-        **request.secrets,
-        "HOLDFAST_JOB_ID": request.identity.job,
-        "HOLDFAST_ATTEMPT": str(request.identity.attempt),
-        "HOLDFAST_LEASE_TOKEN": str(request.token),
-        "HOLDFAST_WORK_DIR": work,
-    }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
 from holdfast.runner.attempt_end import to_end
+from holdfast.runner.attempt_folder import ExitRecord, decode
 from holdfast.runner.base import (
     AttemptEnd,
     AttemptState,
@@ -23,6 +24,7 @@ from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.exits import SupervisorWatch
 from holdfast.runner.folder_size import folder_size
 from holdfast.runner.frames import Frame, FrameReader
+from holdfast.runner.launcher import Launch, ReportedEnd
 from holdfast.runner.output_sources import collect_folder
 from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus
 from holdfast.runner.wire import Command
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+QUICK_READ = 64 * 1024
+"""Bytes of log that are read at once, without a thread: the hand-over to one takes longer than the read."""
 START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
 
 
@@ -45,38 +49,73 @@ class ProcessHandle:
         self._runner = runner
         self._log: FrameReader = self.folder.frames(stdout=stdout, stderr=stderr)
         self._child: asyncio.Future[int] | None = None
+        self._launch: Launch | None = None
         self._watch: SupervisorWatch | None = None
+        self._limits: AttemptLimits | None = None
+        self._sockets = True
+        """Whether it may have a folder for sockets."""
 
     @property
     def workspace(self) -> Path:
         return self.folder.path / WORKSPACE
 
     def read_state(self) -> AttemptState:
-        """Read the state from the folder. The lock is checked first: a supervisor may end meanwhile, not restart."""
+        return self._read_end()[0]
+
+    def _read_end(self) -> tuple[AttemptState, ExitRecord | None]:
+        """Read the state from the folder, and the exit record if there is one, unless the launcher has reported it.
+
+        The lock is checked first: a supervisor may end meanwhile, not restart.
+        """
+        if (reported := self._reported) is not None and reported.exit is not None:
+            return "exited", decode(reported.exit, ExitRecord, str(self.folder.path / "exit"))
         alive = self.folder.alive()
-        if self.folder.exit() is not None:
-            return "exited"
+        if (ended := self.folder.exit()) is not None:
+            return "exited", ended
         if alive:
-            return "running"
+            return "running", None
         if self.folder.forbidden():
-            return "forbidden"
+            return "forbidden", None
         if self.folder.started() is None:
-            return "missing"
-        return "exited" if self.folder.exit() is not None else "died"
+            return "missing", None
+        ended = self.folder.exit()
+        return ("exited" if ended is not None else "died"), ended
+
+    def started_by_us(self, limits: AttemptLimits, *, pipeline: bool) -> None:
+        """Note what the folder says too: it need not be read after our own start."""
+        self._limits = limits
+        self._sockets = pipeline
 
     def watch_child(self, status: "asyncio.Future[int]") -> None:
         self._child = status
 
+    def watch_launch(self, launch: Launch) -> None:
+        self._launch = launch
+        self._child = launch.status
+
+    @property
+    def _reported(self) -> ReportedEnd | None:
+        return None if self._launch is None else self._launch.end
+
     async def wait_until_begun(self) -> None:
         """Wait until our supervisor has begun, or has exited because another one was first."""
         assert self._child is not None
+        if self._launch is not None and not self._child.done():
+            return None  # It has reported so.
         for step in start_steps():
             if self._child.done():
                 break
             if (self.folder.path / "started").exists():
-                return
+                return None
             await asyncio.wait([self._child], timeout=step)
-        status = self._child.result()
+        if self._child.cancelled():
+            self._child = self._launch = None
+            return await self._wait_for_other_supervisor()
+        await self._check_status(self._child.result())
+        return None
+
+    async def _check_status(self, status: int) -> None:
+        """Find out whether a supervisor that has exited ran the attempt."""
         if self.read_state() in ("exited", "died"):
             return  # It ran and has ended already: the status is the command's.
         if status == ExitStatus.LEFT_LATE:
@@ -86,7 +125,7 @@ class ProcessHandle:
         if status == ExitStatus.LEFT_BROKEN:
             raise CannotStart("start_failed", "the supervisor could not use the attempt's folder")
         if status in (ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED):
-            self._child = None
+            self._child = self._launch = None
             await self._wait_for_other_supervisor()
         elif self.read_state() == "missing":
             raise CannotStart("start_failed", f"the supervisor exited with status {status} before it began")
@@ -101,11 +140,16 @@ class ProcessHandle:
             raise StartTooLate
 
     async def frames(self, most: int) -> Sequence[Frame]:
+        if (reported := self._reported) is not None and reported.log is not None:
+            return self._log.read_from(reported.log, most)
         try:
-            if os.stat(self._log.path).st_size == self._log.position:
-                return ()
+            new = os.stat(self._log.path).st_size - self._log.position
         except FileNotFoundError:
             return ()
+        if new == 0:
+            return ()
+        if new <= QUICK_READ:
+            return self._log.read(most)
         return await self._runner.in_thread(lambda: self._log.read(most))
 
     async def send(self, command: Command) -> str:
@@ -129,22 +173,31 @@ class ProcessHandle:
 
     def watch(self, on_end: Callable[[], None]) -> None:
         if self._child is not None:
-            self._child.add_done_callback(lambda _: on_end())
+            self._child.add_done_callback(lambda child: self._child_ended(child, on_end))
         else:
             self._watch = SupervisorWatch(self.folder, on_end)
+
+    def _child_ended(self, child: "asyncio.Future[int]", on_end: Callable[[], None]) -> None:
+        if child.cancelled():  # The launcher died. The supervisor runs on, as one that another worker started.
+            self._child = None
+            self._watch = SupervisorWatch(self.folder, on_end)
+        on_end()
 
     @property
     def over(self) -> bool:
         if self._child is not None:
-            return self._child.done()
+            return self._child.done() and not self._child.cancelled()
         return self._watch is not None and self._watch.over
 
     async def outputs(self, collected: CollectedOutputs) -> None:
-        if self.folder.left_nothing():
+        nothing = self.folder.left_nothing() if (reported := self._reported) is None else reported.nothing_left
+        if nothing:
             return
         await self._runner.slowly(lambda: collect_folder(self.folder.path / "work", collected))
 
     async def limits(self) -> AttemptLimits:
+        if self._limits is not None:
+            return self._limits
         return await self._runner.in_thread(self.folder.limits)
 
     async def size(self, most: int) -> int:
@@ -154,7 +207,7 @@ class ProcessHandle:
         return await self._runner.in_thread(self.folder.secrets)
 
     async def collect(self) -> AttemptEnd | None:
-        state = self.read_state()
+        state, ended = self._read_end()
         if state == "running":
             return None
         if state == "died":
@@ -163,7 +216,6 @@ class ProcessHandle:
             return AttemptEnd(cause=Cause.DRAINED)  # Nothing ran: a previous owner ended it just before we started it.
         if state == "missing":
             return AttemptEnd(cause=Cause.LOST, error=Error(code="lost", message="the attempt's folder is gone"))
-        ended = self.folder.exit()
         assert ended is not None
         fell = ended.cause is ExitCause.SERVICE_ENDED
         return to_end(ended, await self._runner.in_thread(self.folder.service) if fell else b"")
@@ -184,12 +236,15 @@ class ProcessHandle:
         """Remove the folder. If a suspended worker might still start it, the start marker stays for a while."""
         self.close()
         users, uid = self._runner.users, self._runner.users.uid_of(self.folder.path)
-        over = [socket_folder(self.identity.mark)]
+        over = [socket_folder(self.identity.mark)] if self._sockets else []
+        keep = None
         if had_other_owners:
             await self._runner.slowly(self.folder.reduce_to_marker)
+        elif self._reported is not None:
+            keep = self.folder.path  # Only one supervisor ever had it, and the launcher has reaped that one.
         else:
             over.append(self.folder.path)
-        await self._runner.removals.remove(*over)
+        await self._runner.removals.remove(*over, keep=keep)
         if uid is not None:
             await self._runner.in_thread(lambda: users.free(self.folder.path, uid))
 

@@ -35,7 +35,8 @@ def find_secrets(names: Iterable[str], folder: Path | None) -> dict[str, str]:
             except (FileNotFoundError, UnicodeDecodeError):
                 value = None
         if value is None:
-            raise CannotStart("start_failed", f"secret {name} is not known to this worker")
+            remedy = f"set {PREFIX}{name}, or write it to a file {name} in HOLDFAST_SECRETS_DIR"
+            raise CannotStart("start_failed", f"secret {name} is not set on this worker: {remedy}")
         found[name] = value
     return found
 

@@ -20,15 +20,15 @@ class SpareMarkers:
     """Folders with a start marker, on the disk of the attempts."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     def refill(self) -> None:
         """Make those that are missing; on a full disk, none."""
         with contextlib.suppress(OSError):
-            make_folder(self._root)
+            make_folder(self.root)
             for n in range(SPARES):
-                if not (self._root / str(n)).exists():
-                    self._make(self._root / str(n))
+                if not (self.root / str(n)).exists():
+                    self._make(self.root / str(n))
 
     def forbid(self, folder: AttemptFolder) -> bool:
         """Write a start marker, so that nothing starts there. Return False if a supervisor is there or was."""
@@ -45,8 +45,8 @@ class SpareMarkers:
                 raise
             for n in range(SPARES):
                 with contextlib.suppress(FileNotFoundError):
-                    os.utime(self._root / str(n))  # A start marker is kept for some time after this one.
-                    return _renamed(self._root / str(n), target)
+                    os.utime(self.root / str(n))  # A start marker is kept for some time after this one.
+                    return _renamed(self.root / str(n), target)
             raise
 
     def _make(self, target: Path) -> bool:

@@ -1,11 +1,13 @@
 """The state folder: holdfast's files on the local disk of this host, and the id of the host.
 
-host                 a random id; machine ids are cloned with images
-boots                every boot of this host that ran attempts, the latest last
-workers/SITE/…lock   locked by a worker while it lives; if it can be locked, the worker is dead
-attempts/SITE/…      the attempt folders of one installation
-spare-markers/SITE/ start markers made in advance, for a full disk
-turns/ENGINE/…       start slots: locked while a container starts on that engine
+host                         a random id; machine ids are cloned with images
+boots                        every boot of this host that ran attempts, the latest last
+workers/INSTALLATION/…lock   locked by a worker while it lives; if it can be locked, the worker is dead
+attempts/INSTALLATION/…      the attempt folders of one installation
+spare-markers/INSTALLATION/  start markers made in advance, for a full disk
+spare-folders/INSTALLATION/  folders of ended attempts, emptied, which later attempts use again
+spaces/INSTALLATION/…        the workspaces of pipelines in containers
+turns/ENGINE/…               start slots: locked while a container starts on that engine
 """
 
 import contextlib
@@ -64,6 +66,13 @@ class StateFolder:
 
     def spare_markers(self, installation: str) -> Path:
         return self.path / "spare-markers" / installation
+
+    def spare_folders(self, installation: str) -> Path:
+        """Return the folder for those of ended attempts, which are used again. On a full disk it may not exist."""
+        folder = self.path / "spare-folders" / installation
+        with contextlib.suppress(OSError):
+            make_folder(folder)
+        return folder.resolve()
 
     def locks(self, installation: str) -> "WorkerLocks":
         folder = self.path / "workers" / installation

@@ -4,7 +4,7 @@ One folder serves every installation and every worker on the host. A claim is a 
 and pointing to the attempt's folder: one system call both takes the uid exclusively and records who has it, so there is
 no claim without its record at any instant.
 
-    /var/lib/holdfast/uids/2100000007 -> /var/lib/holdfast/state/attempts/SITE/JOB.1
+    /var/lib/holdfast/uids/2100000007 -> /var/lib/holdfast/state/attempts/INSTALLATION/JOB.1
 
 The attempt's `work` folder belongs to the uid, which is how an adopter finds it. A uid is freed when nothing runs as it
 and the folder is gone: otherwise the next owner would get the files of the previous one. A crash in between leaves a
@@ -40,7 +40,7 @@ TRIES = 32
 LOCK_SECONDS = 1.0
 """How long to wait for a lock that others usually have for microseconds."""
 CLAIM_SECONDS = 600.0
-"""A claim without a folder is freed after this time. `start_by` makes sure that a start is over by then."""
+"""A claim without a folder is freed after this time at the earliest; by then `start_by` forbids the start."""
 
 
 class UidsExhausted(EngineUnreachable):
@@ -73,7 +73,7 @@ class UidPool:
                 raise ConfigError(
                     [
                         f"HOLDFAST_PROCESS_UIDS_DIR is {folder}, which belongs to uid {owner}: its owner could give"
-                        " two attempts the same uid. Make it root's"
+                        " two attempts the same uid. Change its owner to root"
                     ]
                 )
             self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -114,6 +114,10 @@ class UidPool:
             return Path(os.readlink(f"{self._root}/{uid}"))
         except OSError:
             return None
+
+    def claim_path(self, uid: int) -> str:
+        """Return the path of the link that claims a uid."""
+        return f"{self._root}/{uid}"
 
     def of(self, attempt: Path) -> int | None:
         """Return the uid of an attempt, if its folder exists and the uid is claimed for it."""

@@ -73,7 +73,7 @@ def receive_upload(artifacts: ArtifactStore, tenant: str, limits: ArtifactLimits
     return IncomingUpload(upload, artifacts.upload_writer(tenant, upload), limits)
 
 
-def give_uploads(artifacts: ArtifactStore, tenant: str, job_id: str, uploads: Sequence[str], limit: int) -> None:
+def link_uploads(artifacts: ArtifactStore, tenant: str, job_id: str, uploads: Sequence[str], limit: int) -> None:
     """Link uploads of this tenant for a job that is about to be submitted."""
     found: dict[str, int] = {}
     for upload in uploads:
@@ -89,7 +89,7 @@ def give_uploads(artifacts: ArtifactStore, tenant: str, job_id: str, uploads: Se
         artifacts.link_upload(tenant, upload, str(uuid.UUID(job_id)))
 
 
-def given_files(artifacts: ArtifactStore, job_id: str, uploads: Sequence[str]) -> Mapping[str, InputFile]:
+def input_files(artifacts: ArtifactStore, job_id: str, uploads: Sequence[str]) -> Mapping[str, InputFile]:
     """Return the input files of a job by name. Raise NotFound if an upload is missing."""
     found: dict[str, InputFile] = {}
     for upload in uploads:

@@ -7,7 +7,7 @@ mappings are sent as JSON. A table parameter is a list of mappings, or of struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
@@ -32,22 +32,32 @@ def tuples(rows: Sequence[Any], columns: Sequence[str]) -> list[tuple[Any, ...]]
     return [tuple([row.get(column) for column in columns]) for row in rows]
 
 
+def counter(help_text: str) -> Any:
+    """Declare a counter, with the help text of its metric."""
+    return field(default=0, metadata={"help": help_text})
+
+
 @dataclass
 class Counters:
     """Counters of what happened through this store. Deadlocks and repairs of gates should never happen."""
 
-    deadlocks: int = 0
-    gate_repairs: int = 0
-    errors: int = 0
-    claims: int = 0
-    adoptions: int = 0
-    losses: int = 0
-    leases_lost: int = 0
-    reaped: int = 0
+    claims: int = counter("Attempts claimed.")
+    adoptions: int = counter("Attempts adopted from another worker.")
+    losses: int = counter("Attempts that were lost.")
+    leases_lost: int = counter("Finishes that came too late: another worker owned the job.")
+    reaped: int = counter("Leases cleared because they had expired.")
+    errors: int = counter("Operations that the database did not answer.")
+    deadlocks: int = counter("Deadlocks, retried.")
+    gate_repairs: int = counter("Gates found stuck and repaired: each is a bug.")
     finishes: Counter[str] = field(default_factory=Counter)
     """Ended attempts by the resulting status of their job."""
     duties: dict[str, float] = field(default_factory=dict)
     """When this process last ran each duty, in seconds since the epoch."""
+
+    @classmethod
+    def help_texts(cls) -> dict[str, str]:
+        """Return the help text of each counter."""
+        return {one.name: one.metadata["help"] for one in fields(cls) if "help" in one.metadata}
 
     def figures(self) -> dict[str, Any]:
         return {**vars(self), "finishes": dict(self.finishes), "duties": dict(self.duties)}
@@ -65,6 +75,8 @@ class Tx(Protocol):
 
 class Database(Protocol):
     counters: Counters
+    transaction_waits: bool
+    """Whether the work of a transaction may await anything else than its statements."""
 
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
         """Run a statement that only reads."""
@@ -84,10 +96,11 @@ class Database(Protocol):
         `asked` is the id that was requested for the job, or None when the whole call is a repeat.
         """
 
-    async def submit_one(self, batch: Batch) -> Row:
+    async def submit_one(self, batch: Batch, *, topics: Sequence[str] | None = None) -> Row:
         """Accept a batch of one job and read it in the same transaction.
 
-        Returns the job's record, `reused`, which says whether it existed already, and `asked` as in `submit`.
+        Returns the job's record, `reused`, which says whether it existed already, and `asked` as in `submit`. With
+        `topics`, other processes are notified of a new job with the commit: of its queue, and of these topics.
         """
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:

@@ -6,7 +6,7 @@ Either the job exists and has an owner, or it does not exist: a crash leaves no 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.errors import Conflict, NeedFailed, QueuePaused, ReplayedJobDeleted
+from holdfast.errors import Conflict, Invalid, NeedFailed, QueuePaused, ReplayedJobDeleted
 from holdfast.model import FUNCTION_DOMAIN, Lease
 from holdfast.store.database import Database, Tx
 from holdfast.store.jobs import Jobs
@@ -38,6 +38,9 @@ class DirectJobs:
                 return accepted, None
             leases = await tx.values("claim_one", Lease, **_claiming_one(accepted.id, worker, domain, ttl))
             if not leases:
+                (row,) = await tx.rows("get_job", id=accepted.id, tenant=tenant)
+                if row["lane"] is not None:
+                    raise Invalid("lane", "of its function needs the queue, which is off here (HOLDFAST_QUEUE_ENABLED)")
                 raise QueuePaused(f"queue {batch.jobs[0].queue or QUEUE} is paused")
             return accepted, leases[0]
 

@@ -1,39 +1,39 @@
 """Migrations: numbered SQL files, each applied once, in order, in one transaction under one lock; then the repeatable
-ones (`repeatable`), which are applied again when they change.
+ones (`repeatable`), which are applied again when they change. `migration_plan` decides what a database needs.
 
-A store opens only on the schema it was written for: an older or newer one is refused, and the error says what to do.
+A store opens only on the schema it was written for, or on a newer one that says that it still fits: any other is
+refused, and the error says what to do.
 """
 
+import json
+import logging
 import re
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from holdfast.errors import SchemaMismatch
+from holdfast.store.migration_plan import (
+    AppliedMigration,
+    Conversion,
+    Migration,
+    Records,
+    Step,
+    plan,
+    state_of_migrations,
+)
 from holdfast.store.postgres import PostgresDatabase
-from holdfast.store.queries import Dialect, in_schema
-from holdfast.store.repeatable import Recorded, Repeatable, compare, repeatables
+from holdfast.store.queries import in_schema
+from holdfast.store.repeatable import AppliedFile, repeatables, state_of_files
+from holdfast.store.sql_entries import Dialect
 from holdfast.store.sqlite import SqliteDatabase
 
+log = logging.getLogger(__name__)
+
 _LOCK = 0x686F6C64  # "hold": one migration at a time per database, taken for the transaction only
-NEWER = "the database's views and functions are newer than this holdfast knows: upgrade holdfast"
 OUTDATED = "the database's views and functions are not those of this holdfast: run `holdfast migrate`"
-
-
-@dataclass(frozen=True)
-class Migration:
-    number: int
-    name: str
-    sql: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.number:04} {self.name}"
-
-
-Step = Migration | Repeatable
+EARLIER = "the database records the earlier series of migrations: run `holdfast migrate` to convert it"
 
 
 def migrations(dialect: Dialect) -> Sequence[Migration]:
@@ -55,14 +55,13 @@ def dialect_of(database: SqliteDatabase | PostgresDatabase) -> Dialect:
 
 async def version(database: SqliteDatabase | PostgresDatabase) -> int:
     """Return the number of the last migration that this database has; 0 for none."""
-    if isinstance(database, SqliteDatabase):
-        return await database.migrate(_sqlite_version)
-    return await database.with_transaction(lambda connection: _postgres_version(connection, database.schema))
+    return (await _records(database)).version
 
 
 async def pending(database: SqliteDatabase | PostgresDatabase) -> Sequence[Step]:
     """Return what `migrate` would apply."""
-    return _plan(dialect_of(database), await version(database), await _recorded(database))
+    dialect = dialect_of(database)
+    return plan(dialect, migrations(dialect), repeatables(dialect), await _records(database))
 
 
 async def migrate(database: SqliteDatabase | PostgresDatabase, *, upto: int | None = None) -> Sequence[Step]:
@@ -76,23 +75,22 @@ async def migrate(database: SqliteDatabase | PostgresDatabase, *, upto: int | No
 
 
 async def require_current(database: SqliteDatabase | PostgresDatabase) -> None:
-    """Refuse a database that was not migrated, or was migrated by a newer holdfast."""
-    dialect = dialect_of(database)
-    wanted = len(migrations(dialect))
-    found = await version(database)
-    if found < wanted:
+    """Refuse a database that was not migrated, or was migrated by a newer holdfast and no longer fits this one."""
+    dialect, records = dialect_of(database), await _records(database)
+    known = migrations(dialect)
+    if records.of_earlier_series:
+        raise SchemaMismatch(EARLIER)
+    numbered = state_of_migrations(known, records)
+    if numbered == "outdated":
         raise SchemaMismatch(
-            f"the database's schema is at version {found}, this holdfast needs {wanted}: run `holdfast migrate`"
+            f"the database's schema is at version {records.version}, this holdfast needs {len(known)}: "
+            "run `holdfast migrate`"
         )
-    if found > wanted:
-        raise SchemaMismatch(
-            f"the database's schema is at version {found}, newer than this holdfast knows ({wanted}): upgrade holdfast"
-        )
-    match compare(repeatables(dialect), await _recorded(database)):
-        case "newer":
-            raise SchemaMismatch(NEWER)
-        case "outdated":
-            raise SchemaMismatch(OUTDATED)
+    repeated = state_of_files(repeatables(dialect), records.files)
+    if "ahead" in (numbered, repeated):
+        log.info("the database was migrated by a newer holdfast; this one may still use it: upgrade it soon")
+    elif repeated == "outdated":
+        raise SchemaMismatch(OUTDATED)
 
 
 def script(dialect: Dialect, step: Step, schema: str) -> str:
@@ -100,74 +98,65 @@ def script(dialect: Dialect, step: Step, schema: str) -> str:
     return in_schema(step.sql, schema) if dialect == "postgres" else step.sql
 
 
-def _plan(dialect: Dialect, version: int, recorded: Recorded, upto: int | None = None) -> Sequence[Step]:
-    known, files = migrations(dialect), repeatables(dialect)
-    todo = [one for one in known if one.number > version and (upto is None or one.number <= upto)]
-    state = compare(files, recorded)
-    if state == "newer":
-        raise SchemaMismatch(NEWER)
-    complete = (todo[-1].number if todo else version) == len(known)
-    return [*todo, *(files if complete and (todo or state == "outdated") else ())]
-
-
-async def _recorded(database: SqliteDatabase | PostgresDatabase) -> Recorded:
+async def _records(database: SqliteDatabase | PostgresDatabase) -> Records:
     if isinstance(database, SqliteDatabase):
-        return await database.migrate(_sqlite_recorded)
-    return await database.with_transaction(lambda connection: _postgres_recorded(connection, database.schema))
+        return await database.migrate(_sqlite_records)
+    return await database.with_transaction(lambda connection: _postgres_records(connection, database.schema))
 
 
-def _sqlite_version(connection: sqlite3.Connection) -> int:
-    if not _sqlite_has(connection, "migrations"):
-        return 0
-    return int(connection.execute("SELECT coalesce(max(number), 0) FROM migrations").fetchone()[0])
+def _sqlite_records(connection: sqlite3.Connection) -> Records:
+    def rows(table: str) -> list[dict[str, Any]]:
+        if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone() is None:
+            return []
+        cursor = connection.execute(f"SELECT * FROM {table}")
+        return [dict(zip((column[0] for column in cursor.description), row, strict=True)) for row in cursor.fetchall()]
+
+    return _read(rows("migrations"), rows("repeatables"))
 
 
-def _sqlite_recorded(connection: sqlite3.Connection) -> Recorded:
-    if not _sqlite_has(connection, "repeatables"):
-        return {}
-    rows = connection.execute("SELECT file, revision, checksum FROM repeatables").fetchall()
-    return {file: (revision, checksum) for file, revision, checksum in rows}
+async def _postgres_records(connection: Any, schema: str) -> Records:
+    async def rows(table: str) -> list[dict[str, Any]]:
+        if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{schema}.{table}"):
+            return []
+        # As JSON: the columns differ between databases, and a prepared statement must not change its columns.
+        found = await connection.fetch(f"SELECT to_jsonb(r)::text FROM {schema}.{table} AS r")
+        return [json.loads(row[0]) for row in found]
+
+    return _read(await rows("migrations"), await rows("repeatables"))
 
 
-def _sqlite_has(connection: sqlite3.Connection, table: str) -> bool:
-    return connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone() is not None
+def _read(numbered: Sequence[dict[str, Any]], files: Sequence[dict[str, Any]]) -> Records:
+    """Read the records. Those of the earlier series have fewer columns."""
+    applied = [AppliedMigration(row["number"], row["name"], row.get("checksum"), row.get("oldest")) for row in numbered]
+    return Records(
+        sorted(applied, key=lambda one: one.number),
+        {row["file"]: AppliedFile(row["revision"], row["checksum"], row.get("oldest", 0)) for row in files},
+    )
 
 
 def _migrate_sqlite(connection: sqlite3.Connection, upto: int | None) -> Sequence[Step]:
     """Inside BEGIN IMMEDIATE: a second migrator waits, then finds nothing to do."""
     connection.execute(
-        "CREATE TABLE IF NOT EXISTS migrations "
-        "(number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
+        "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, name TEXT NOT NULL, "
+        "applied_at INTEGER NOT NULL, checksum TEXT NOT NULL, oldest INTEGER NOT NULL)"
     )
-    todo = _plan("sqlite", _sqlite_version(connection), _sqlite_recorded(connection), upto)
+    todo = plan("sqlite", migrations("sqlite"), repeatables("sqlite"), _sqlite_records(connection), upto)
     for step in todo:
         for statement in split_statements(step.sql):
             connection.execute(statement)
-        if isinstance(step, Migration):
-            connection.execute("INSERT INTO migrations VALUES (?, ?, clock())", (step.number, step.name))
+        if isinstance(step, Migration | Conversion):
+            done = migrations("sqlite")[0] if isinstance(step, Conversion) else step
+            connection.execute(
+                "INSERT INTO migrations (number, name, applied_at, checksum, oldest) VALUES (?, ?, clock(), ?, ?)",
+                (done.number, done.name, done.checksum, done.oldest),
+            )
         else:
             connection.execute(
-                "INSERT OR REPLACE INTO repeatables VALUES (?, ?, ?, clock())",
-                (step.name, step.revision, step.checksum),
+                "INSERT OR REPLACE INTO repeatables (file, revision, checksum, oldest, applied_at)"
+                " VALUES (?, ?, ?, ?, clock())",
+                (step.name, step.revision, step.checksum, step.oldest),
             )
     return todo
-
-
-async def _postgres_version(connection: Any, schema: str) -> int:
-    if not await _postgres_has(connection, f"{schema}.migrations"):
-        return 0
-    return int(await connection.fetchval(f"SELECT coalesce(max(number), 0) FROM {schema}.migrations"))
-
-
-async def _postgres_recorded(connection: Any, schema: str) -> Recorded:
-    if not await _postgres_has(connection, f"{schema}.repeatables"):
-        return {}
-    rows = await connection.fetch(f"SELECT file, revision, checksum FROM {schema}.repeatables")
-    return {row["file"]: (row["revision"], row["checksum"]) for row in rows}
-
-
-async def _postgres_has(connection: Any, table: str) -> bool:
-    return bool(await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", table))
 
 
 async def _migrate_postgres(connection: Any, schema: str, upto: int | None) -> Sequence[Step]:
@@ -175,25 +164,27 @@ async def _migrate_postgres(connection: Any, schema: str, upto: int | None) -> S
     await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     await connection.execute(
-        f"CREATE TABLE IF NOT EXISTS {schema}.migrations "
-        "(number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL)"
+        f"CREATE TABLE IF NOT EXISTS {schema}.migrations (number integer PRIMARY KEY, name text NOT NULL, "
+        "applied_at timestamptz NOT NULL, checksum text NOT NULL, oldest integer NOT NULL)"
     )
-    done, recorded = await _postgres_version(connection, schema), await _postgres_recorded(connection, schema)
-    todo = _plan("postgres", done, recorded, upto)
+    records = await _postgres_records(connection, schema)
+    todo = plan("postgres", migrations("postgres"), repeatables("postgres"), records, upto)
     for step in todo:
         await connection.execute(in_schema(step.sql, schema))
-        if isinstance(step, Migration):
+        if isinstance(step, Migration | Conversion):
+            done = migrations("postgres")[0] if isinstance(step, Conversion) else step
             await connection.execute(
-                f"INSERT INTO {schema}.migrations VALUES ($1, $2, clock_timestamp())", step.number, step.name
+                f"INSERT INTO {schema}.migrations (number, name, applied_at, checksum, oldest)"
+                " VALUES ($1, $2, clock_timestamp(), $3, $4)",
+                *(done.number, done.name, done.checksum, done.oldest),
             )
         else:
             await connection.execute(
-                f"INSERT INTO {schema}.repeatables VALUES ($1, $2, $3, clock_timestamp()) ON CONFLICT (file)"
-                " DO UPDATE SET revision = excluded.revision, checksum = excluded.checksum,"
+                f"INSERT INTO {schema}.repeatables (file, revision, checksum, oldest, applied_at)"
+                " VALUES ($1, $2, $3, $4, clock_timestamp()) ON CONFLICT (file)"
+                " DO UPDATE SET revision = excluded.revision, checksum = excluded.checksum, oldest = excluded.oldest,"
                 " applied_at = excluded.applied_at",
-                step.name,
-                step.revision,
-                step.checksum,
+                *(step.name, step.revision, step.checksum, step.oldest),
             )
     return todo
 

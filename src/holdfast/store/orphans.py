@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Outcome, Policy, Status, StopKind, Verb
+from holdfast.model import FUNCTION_DOMAIN, STOPPED, Cause, Error, Outcome, Policy, Status, StopKind, Verb
 from holdfast.retry import after_loss, without_backoff
 from holdfast.store import notify
 from holdfast.store.after_moves import AfterMoves
@@ -117,15 +117,10 @@ class Orphans:
 
     async def settle_function(self, orphan: Orphan) -> Status | None:
         """End an orphaned function as an adopting worker would; return None if the job changed meanwhile."""
-        match orphan.stop_kind:
-            case None:
-                return await self.lose(orphan, message="the attempt was lost with its worker")
-            case StopKind.INTERRUPT:
-                error = Error(code="interrupted", message="interrupted by request")
-                outcome = Outcome(status=Status.PAUSED, cause=Cause.INTERRUPTED, error=error)
-            case _:
-                error = Error(code="cancelled", message="cancelled by request")
-                outcome = Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED, error=error)
+        if orphan.stop_kind is None:
+            return await self.lose(orphan, message="the attempt was lost with its worker")
+        end = STOPPED[StopKind(orphan.stop_kind)]
+        outcome = Outcome(status=end.status, cause=end.cause, error=Error(code=end.code, message=end.message))
         return await self._end_orphan(orphan, outcome)
 
     async def _first_losses_at_once(self, ends: Sequence[tuple[Held, Outcome]]) -> Sequence[tuple[Held, Outcome]]:
@@ -240,4 +235,5 @@ def _stands(row: Row, orphan: Orphan) -> bool:
 
 
 def _orphan(row: Row) -> Orphan:
-    return Orphan(**{**row, "policy": to_policy(row["policy"])})
+    known = {field: row[field] for field in Orphan.__struct_fields__ if field in row}
+    return Orphan(**{**known, "policy": to_policy(row["policy"])})

@@ -81,7 +81,7 @@ class PostgresTx:
         return found
 
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
-        return [kind(*row) for row in await self.rows(name, **parameters)]
+        return self._named[name].structs(kind, await self.rows(name, **parameters))
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
         return await self.rows("submit", **submit_parameters(batch))
@@ -128,6 +128,7 @@ class PostgresDatabase:
         outage: DatabaseOutage | None = None,
     ) -> None:
         self.counters = Counters()
+        self.transaction_waits = True
         self._outage = outage or DatabaseOutage("of Postgres")
         self.schema = schema
         self._pool = pool
@@ -198,13 +199,14 @@ class PostgresDatabase:
         return await self._run(lambda connection: connection.fetch(statement.text, *arguments))
 
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
-        return [kind(*row) for row in await self.rows(name, **parameters)]
+        return self._named[name].structs(kind, await self.rows(name, **parameters))
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
         return await self.rows("submit", **submit_parameters(batch))
 
-    async def submit_one(self, batch: Batch) -> Row:
-        (row,) = await self.rows("submit_one", **submit_parameters(batch))
+    async def submit_one(self, batch: Batch, *, topics: Sequence[str] | None = None) -> Row:
+        sent = json_text(list(topics)) if topics is not None and self._listen else None
+        (row,) = await self.rows("submit_one", **submit_parameters(batch), topics=sent)
         return row
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:

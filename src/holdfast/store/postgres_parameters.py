@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.store import queries
 from holdfast.store.database import json_text, tuples
 from holdfast.submission import Batch
+
+T = TypeVar("T")
 
 SEPARATOR = '","'
 
@@ -16,8 +17,15 @@ SEPARATOR = '","'
 class Prepared:
     """A statement in the form that asyncpg takes."""
 
+    name: str
     text: str
     slots: tuple[queries.Slot, ...]
+
+    def structs(self, kind: type[T], rows: Sequence[Any]) -> list[T]:
+        """Return a struct per row; its fields are the columns."""
+        if rows:
+            queries.check_fields(self.name, kind, tuple(rows[0].keys()))
+        return [kind(*row) for row in rows]
 
     def arguments(self, given: dict[str, Any]) -> list[Any]:
         columns = {name: _columns(given[name], self.slots, name) for name in {s.name for s in self.slots if s.column}}
@@ -42,11 +50,12 @@ def array_text(column: Sequence[Any]) -> str:
 
     The driver would inspect every value several times: 2 of the 11 µs that a finish costs here.
     """
+    first = column[0] if column else None
+    if (first is None or type(first) is str) and column.count(first) == len(column):
+        return "{}" if first is None else f"{{{','.join([element_text(first)] * len(column))}}}"
     kinds = set(map(type, column))
-    if kinds <= {NoneType}:
-        return "{}"
-    if kinds == {int}:
-        return f"{{{','.join(map(str, column))}}}"
+    if kinds in ({int}, {float}):
+        return f"{{{','.join(map(repr, column))}}}"
     if kinds == {str}:
         joined = "\0".join(column)
         if joined.count("\0") == len(column) - 1:
@@ -71,7 +80,7 @@ def submit_parameters(batch: Batch, *, wake: bool = False) -> dict[str, Any]:
     """Return the parameters of the statements `submit` and `submit_one`."""
     return {
         "jobs": json_text(batch.jobs),
-        "settings": json_text(batch.defaults),
+        "settings": json_text({**batch.defaults, "functions": batch.functions} if batch.functions else batch.defaults),
         "wake": wake,
         "key": batch.key,
         "tenant": batch.tenant,
@@ -88,5 +97,5 @@ def prepare(schema: str) -> dict[str, Prepared]:
     prepared = {}
     for name, query in queries.load("postgres").items():
         (statement,) = query.statements
-        prepared[name] = Prepared(*queries.positional(queries.in_schema(statement.text, schema)))
+        prepared[name] = Prepared(name, *queries.positional(queries.in_schema(statement.text, schema)))
     return prepared

@@ -1,9 +1,10 @@
-"""Named statements from the SQL files.
+"""Named statements from the SQL files (`sql_entries`), as the drivers take them.
 
-A file holds entries that start with `-- name: x`. On Postgres an entry is one statement. On SQLite it may be several:
-they run in one transaction, and the last one returns the rows. Two directives, only for SQLite: `-- precheck` before a
-SELECT that runs first, without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs
-once per element of `:rows`, with its fields by position (`-- each: rows with x`: only for elements that have x).
+On Postgres an entry is one statement. On SQLite it may be several: they run in one transaction, and the last one
+returns the rows. Directives, only for SQLite: `-- precheck` before a SELECT that runs first, without the write lock
+(no row: nothing to do); `-- each: rows` before a statement that runs once per element of `:rows`, with its fields by
+position (`-- each: rows with x`: only for elements that have x); `-- as json` before a SELECT whose rows are returned
+as one JSON text, an array of arrays.
 
 An entry that moves jobs says which: on Postgres in a CTE `moves`, on SQLite in a SELECT after `-- moves`, with the
 columns that `on_move.sql` lists. Each entry of that file subscribes to all of them: it is added to their text here. So
@@ -18,20 +19,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
-from typing import Literal
 
-Dialect = Literal["postgres", "sqlite"]
+from holdfast.store.sql_entries import Dialect, subscriber_texts, texts
+
 DEFAULT_SCHEMA = "holdfast"
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)\b")
 _TABLE = re.compile(r"(?<![:\w]):([a-z_]+) AS (\w+)\(([^)]+)\)")
 _ARRAY = re.compile(r"(?<![:\w]):([a-z_]+)::text\[\]")
 _COMMENT = re.compile(r"--[^\n]*")
+_AS_JSON = re.compile(r"^-- as json$", re.MULTILINE)
 _MOVES = re.compile(r"^-- moves$", re.MULTILINE)
-_MOVES_CTE = re.compile(r"\bmoves AS \(\n.*?\n\)", re.DOTALL)
+_MOVES_CTE = re.compile(r"\bmoves AS \(\n.*?\n *\)", re.DOTALL)
 """On Postgres; its closing parenthesis is alone on a line."""
-ON_MOVE = "on_move.sql"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Statement:
     is_precheck: bool = False
     each: str | None = None
     having: str | None = None
+    columns: tuple[str, ...] = ()
+    """The names of the elements, where the rows are returned as JSON."""
 
 
 @dataclass(frozen=True)
@@ -76,32 +78,27 @@ class NamedQuery:
 
 
 def load(dialect: Dialect) -> dict[str, NamedQuery]:
-    """Read all entries of a dialect, with what subscribes to moves of jobs."""
-    queries: dict[str, NamedQuery] = {}
+    """Return all statements of a dialect, with what subscribes to moves of jobs."""
     added = subscribers(dialect)
-    for file in sorted(_folder(dialect).iterdir(), key=lambda entry: entry.name):
-        if file.name.endswith(".sql") and file.name not in ("session.sql", ON_MOVE):
-            for query in parse(file.read_text(), added):
-                if query.name in queries:
-                    raise ValueError(f"statement {query.name} is defined twice; the second is in {file.name}")
-                queries[query.name] = query
-    return queries
+    return {name: parse(name, text, added) for name, text in texts(dialect).items()}
 
 
 def subscribers(dialect: Dialect) -> tuple[str, ...]:
     """Return the statements that run whenever jobs move, in the same transaction."""
-    found = parse((_folder(dialect) / ON_MOVE).read_text())
+    found = [parse(name, text) for name, text in subscriber_texts(dialect).items()]
     return tuple(statement.text for query in found for statement in query.statements)
 
 
-def session_script(dialect: Dialect) -> str:
-    return (_folder(dialect) / "session.sql").read_text()
+def parse(name: str, text: str, added: Sequence[str] = ()) -> NamedQuery:
+    """Read the text of an entry. The statements in `added` subscribe to the moves of jobs."""
+    return NamedQuery(name, _statements(text, added))
 
 
-def parse(text: str, added: Sequence[str] = ()) -> list[NamedQuery]:
-    """Return the entries of a file. The statements in `added` subscribe to the moves of jobs."""
-    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return [NamedQuery(name, _statements(body, added)) for name, body in zip(parts[1::2], parts[2::2], strict=True)]
+def check_fields(name: str, kind: type, columns: tuple[str, ...]) -> None:
+    """Refuse a struct whose fields are not the columns of a statement: it is filled in their order."""
+    fields: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
+    if columns != fields[: len(columns)]:
+        raise ValueError(f"{name} returns {', '.join(columns)}; {kind.__name__} has {', '.join(fields)}")
 
 
 def positional(text: str) -> tuple[str, tuple[Slot, ...]]:
@@ -134,23 +131,42 @@ def _statements(body: str, added: Sequence[str]) -> tuple[Statement, ...]:
     found = []
     for piece in re.split(r";[ \t]*(?:\n|$)", body):
         written = _COMMENT.sub("", piece).strip()
-        for text in _with_subscribers(written, added, _MOVES.search(piece) is not None) if written else ():
+        for text in with_subscribers(written, added, is_moves=_MOVES.search(piece) is not None) if written else ():
             each = re.search(r"^-- each: (\w+)(?: with (\w+))?$", piece, re.MULTILINE)
             is_precheck = re.search(r"^-- precheck$", piece, re.MULTILINE) is not None
             names = tuple(_PARAMETER.findall(text))
             bound = _PARAMETER.sub("?", text) if each else text
+            bound, columns = _as_json(bound) if _AS_JSON.search(piece) else (bound, ())
             found.append(
                 Statement(
                     bound,
                     names if each else tuple(dict.fromkeys(names)),
                     is_precheck,
-                    *(each.groups() if each else ()),
+                    each and each[1],
+                    each and each[2],
+                    columns,
                 )
             )
     return tuple(found)
 
 
-def _with_subscribers(text: str, added: Sequence[str], is_moves: bool) -> list[str]:
+def _as_json(text: str) -> tuple[str, tuple[str, ...]]:
+    """Make a SELECT return its rows as one JSON text; return the names of the columns, too."""
+    pieces, depth, start = [], 0, len("SELECT ")
+    for n in range(start, len(text)):
+        depth += (text[n] == "(") - (text[n] == ")")
+        if not depth and (text[n] == "," or text.startswith("\nFROM ", n)):
+            pieces.append(text[start:n].strip())
+            start = n + 1
+            if text[n] != ",":
+                break
+    columns = [re.fullmatch(r"(.*?)(?: AS (\w+))?", piece, re.DOTALL) for piece in pieces]
+    values = ", ".join(column[1] for column in columns if column)
+    names = tuple(column[2] or column[1].rpartition(".")[2] for column in columns if column)
+    return f"SELECT json_group_array(json_array({values})) AS found\n{text[start:]}", names
+
+
+def with_subscribers(text: str, added: Sequence[str], *, is_moves: bool = False) -> list[str]:
     """Return the statements to run instead of one: what subscribes to its moves is added, as a CTE or as statements."""
     if is_moves:
         return [f"WITH moves AS (\n{text}\n)\n{one}" for one in added]
@@ -158,7 +174,3 @@ def _with_subscribers(text: str, added: Sequence[str], is_moves: bool) -> list[s
         return [text]
     ctes = "".join(f", subscriber_{n} AS (\n{one}\n)" for n, one in enumerate(added))
     return [f"{text[: moves.end()]}{ctes}{text[moves.end() :]}"]
-
-
-def _folder(dialect: Dialect) -> resources.abc.Traversable:
-    return resources.files("holdfast.store") / "sql" / dialect

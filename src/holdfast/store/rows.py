@@ -1,25 +1,26 @@
 """Converts rows to values of the model, in the same way for every dialect."""
 
 import uuid
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from holdfast import decoding
 from holdfast.errors import NotFound
+from holdfast.function_defaults import FunctionDefaults
 from holdfast.model import (
     Attempt,
-    Cause,
     Check,
     Error,
     Event,
-    Gate,
     Job,
     Json,
     Lane,
     LaneState,
     LeaseView,
-    Phase,
     Policy,
     Status,
     StopKind,
@@ -28,6 +29,8 @@ from holdfast.model import (
     WorkerRecord,
 )
 from holdfast.store.database import Row
+
+T = TypeVar("T")
 
 _decode = msgspec.json.decode
 _policy = decoding.decoder(Policy).decode
@@ -67,66 +70,59 @@ def to_policy(text: str | None) -> Policy:
     return _DEFAULT_POLICY if text is None else _policy(text)
 
 
+def from_row(kind: type[T], row: Row, **made: Any) -> T:
+    """Return a struct whose fields are the columns of the same names, except those that are `made` of others.
+
+    A field with a default may be missing from the row.
+    """
+    for name, convert, optional in _fields(cast(Hashable, kind)):
+        if name not in made and (not optional or name in row):
+            made[name] = row[name] if convert is None else convert(row[name])
+    return kind(**made)
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any] | None, bool], ...]:
+    """Return each field with what converts its column, and whether it has a default."""
+    fields = msgspec.structs.fields(kind)
+    return tuple((field.name, _converter(inspect.type_info(field.type)), not field.required) for field in fields)
+
+
+def _converter(declared: inspect.Type) -> Callable[[Any], Any] | None:
+    """Return what makes a value of this type from a column, which is plain or JSON text; None if nothing has to."""
+    match declared:
+        case inspect.UnionType():
+            (declared,) = (one for one in declared.types if not isinstance(one, inspect.NoneType))
+            convert = _converter(declared)
+            return convert and (lambda value: None if value is None else convert(value))
+        case inspect.EnumType() as enum:
+            return enum.cls
+        case inspect.BoolType():
+            return bool
+        case inspect.AnyType():
+            return to_json
+        case inspect.DictType():
+            return lambda text: to_json(text, {})
+        case inspect.VarTupleType():
+            return lambda text: tuple(to_json(text, ()))
+        case inspect.StructType(cls=cls) if cls is Policy:
+            return to_policy
+    return None
+
+
 def to_job(row: Row) -> Job:
     lease = None
     if row["owner"] is not None:
         lease = LeaseView(owner=row["owner"], token=row["token"], expires_at=row["lease_expires_at"])
-    return Job(
-        id=row["id"],
-        tenant=row["tenant"],
-        kind=row["kind"],
-        queue=row["queue"],
-        lane=row["lane"],
-        status=Status(row["status"]),
-        gate=None if row["gate"] is None else Gate(row["gate"]),
-        priority=row["priority"],
-        labels=to_json(row["labels"], {}),
-        runner=row["runner"],
-        spec=_decode(row["spec"]),
-        inputs=_decode(row["inputs"]),
-        attempts=row["attempts"],
-        attempt=row["attempt"],
-        max_attempts=row["max_attempts"],
-        requested_at=row["requested_at"],
-        available_at=row["available_at"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        updated_at=row["updated_at"],
-        lease=lease,
-        orphaned_at=row["orphaned_at"],
-        dismissed=bool(row["dismissed"]),
-        stop_request=to_stop(row),
-        progress=to_json(row["progress"]),
-        usage=to_json(row["usage"], {}),
-        result=to_json(row["result"]),
-        exit_code=row["exit_code"],
-        error=to_error(row),
-        last_seq=row["seq"],
-        policy=to_policy(row["policy"]),
-        reuse_key=row["reuse_key"],
-    )
+    return from_row(Job, row, lease=lease, stop_request=to_stop(row), error=to_error(row), last_seq=row["seq"])
 
 
 def to_event(row: Row) -> Event:
-    return Event(seq=row["seq"], at=row["event_at"], type=row["type"], task=row["task"], data=_decode(row["data"]))
+    return from_row(Event, row, at=row["event_at"])
 
 
 def to_attempt(row: Row) -> Attempt:
-    return Attempt(
-        attempt=row["attempt"],
-        worker=row["worker"],
-        last_worker=row["last_worker"],
-        domain=row["domain"],
-        token=row["token"],
-        claimed_at=row["claimed_at"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-        phase=None if row["phase"] is None else Phase(row["phase"]),
-        cause=None if row["cause"] is None else Cause(row["cause"]),
-        exit_code=row["exit_code"],
-        signal=row["signal"],
-        error=to_error(row),
-    )
+    return from_row(Attempt, row, error=to_error(row))
 
 
 def to_check(text: str | None) -> Check | None:
@@ -154,21 +150,9 @@ def to_lane(row: Row) -> Lane:
 
 
 def to_worker(row: Row) -> WorkerRecord:
-    def decoded(name: str) -> Any:
-        return to_json(row[name], [])
+    return from_row(WorkerRecord, row)
 
-    return WorkerRecord(
-        worker=row["worker"],
-        host=row["host"],
-        pid=row["pid"],
-        queues=decoded("queues"),
-        capabilities=tuple(decoded("capabilities")),
-        domains=tuple(decoded("domains")),
-        away=to_json(row["away"], {}),
-        registered_at=row["registered_at"],
-        seen_at=row["seen_at"],
-        live=bool(row["live"]),
-        draining=bool(row["draining"]),
-        jobs=tuple(decoded("jobs")),
-        figures=to_json(row["figures"], {}),
-    )
+
+def to_functions(rows: Sequence[Row]) -> Mapping[str, FunctionDefaults]:
+    """Return the registered defaults by function."""
+    return {row["function"]: FunctionDefaults(to_json(row["defaults"], {}), row["revision"]) for row in rows}

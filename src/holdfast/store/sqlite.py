@@ -11,6 +11,7 @@ import itertools
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from holdfast.errors import Conflict, Invalid, StoreError, StoreFull, StoreUnrea
 from holdfast.permissions import FILE, make_file, make_parents, tighten
 from holdfast.store import queries, sqlite_reserve
 from holdfast.store.database import Counters, Row, Tx
+from holdfast.store.file_writes import FileWrites, watch_writes
 from holdfast.store.sqlite_connection import Connection, try_wal
 from holdfast.store.submit_sqlite import submit_batch
 from holdfast.submission import Batch
@@ -27,6 +29,14 @@ from holdfast.timing import Clock, SystemClock
 T = TypeVar("T")
 
 LISTEN_SECONDS = 0.02
+"""How often to look whether the file changed, without inotify."""
+QUIET_SECONDS = 0.25
+"""How often to look with inotify, in case it does not work on this filesystem."""
+BURST = 4.0
+"""Changes in a row that are reported at once; then one report every LISTEN_SECONDS."""
+FIRST_LOOK_SECONDS = 0.0005
+SYNC_SECONDS = 1.0
+"""How long to look often after a write to the log: a commit is visible only once its writes are synced."""
 GROUP = 64
 DATA_ERRORS = ("integer overflow", "malformed JSON", "string or blob too big")
 """Errors about a value: the database is fine; a retry would fail again."""
@@ -235,6 +245,7 @@ class SqliteDatabase:
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
         self.counters = Counters()
+        self.transaction_waits = False
         self.path = path
         self._named = queries.load("sqlite")
         self._prepare(path)
@@ -299,7 +310,7 @@ class SqliteDatabase:
     async def submit(self, batch: Batch) -> Sequence[Row]:
         return await self.transact(lambda tx: tx.submit(batch))
 
-    async def submit_one(self, batch: Batch) -> Row:
+    async def submit_one(self, batch: Batch, *, topics: Sequence[str] | None = None) -> Row:
         async def both(tx: Tx) -> Row:
             existing = await tx.submit(batch)
             answer: Row = existing[0] if existing else {"id": batch.ids[0], "asked": batch.ids[0]}
@@ -335,14 +346,37 @@ class SqliteDatabase:
         yield self._changes()
 
     async def _changes(self) -> AsyncIterator[Sequence[str]]:
-        """Report that another connection changed the file. Polls shared memory: no lock, no file read."""
+        """Report that another connection changed the file: soon after a write to its log, else by polling.
+
+        A few changes are reported at once each; while they keep coming, they are reported together.
+        """
         seen = await self._reader.do(_data_version)
-        while True:
-            await asyncio.sleep(LISTEN_SECONDS)
-            version = await self._reader.do(_data_version)
-            if version != seen:
+        credit, at = BURST, time.monotonic()
+        with watch_writes(Path(f"{self.path}-wal")) as writes:
+            while True:
+                version = await self._version_after(seen, writes)
+                if version == seen:
+                    continue
                 seen = version
                 yield ("*",)
+                now = time.monotonic()
+                credit, at = min(BURST, credit + (now - at) / LISTEN_SECONDS) - 1, now
+                if credit < 0:
+                    await asyncio.sleep(LISTEN_SECONDS)
+
+    async def _version_after(self, seen: int, writes: FileWrites | None) -> int:
+        """Wait for a sign of a change, and return the version of the file then."""
+        if writes is None:
+            await asyncio.sleep(LISTEN_SECONDS)
+        elif await writes.wait(QUIET_SECONDS):
+            pause = FIRST_LOOK_SECONDS
+            until = time.monotonic() + SYNC_SECONDS
+            while time.monotonic() < until:
+                await asyncio.sleep(pause)
+                if (version := await self._reader.do(_data_version)) != seen:
+                    return version
+                pause = min(1.5 * pause, LISTEN_SECONDS)
+        return await self._reader.do(_data_version)
 
     async def close(self) -> None:
         await self._writer.stop()

@@ -28,7 +28,7 @@ SubmitCall = tuple[Batch, str, bool]
 
 Submitter = TypeVar("Submitter")
 
-_SYNC = "a psycopg Connection or Cursor, a SQLAlchemy Connection or Session, or a sqlite3 Connection"
+_SYNC = "a psycopg Connection or Cursor, a SQLAlchemy Connection or Session, a connection of Django, or a sqlite3 one"
 _ASYNC = (
     "an asyncpg Connection, a psycopg AsyncConnection or AsyncCursor, or a SQLAlchemy AsyncConnection or AsyncSession"
 )
@@ -45,8 +45,9 @@ def submit_inside(
 ) -> list[Accepted]:
     """Accept jobs in the transaction that is open on this connection, all or none.
 
-    Takes a psycopg Connection or Cursor, a SQLAlchemy Connection or Session (Postgres or SQLite), or a sqlite3
-    Connection. `key` is an idempotency key. `schema` and `wake` (send a NOTIFY with the commit) are for Postgres.
+    Takes a psycopg Connection or Cursor, a SQLAlchemy Connection or Session (Postgres or SQLite), the `connection` of
+    Django (Postgres by psycopg 3, or SQLite), or a sqlite3 Connection. `key` is an idempotency key. `schema` and `wake`
+    (send a NOTIFY with the commit) are for Postgres.
     """
     submit = _submitter_for(connection, _SYNC_SUBMITTERS, _SYNC, "submit_inside_async", _ASYNC_SUBMITTERS)
     batch = build_batch(jobs, tenant, key)
@@ -136,11 +137,24 @@ async def _sqlalchemy_async_session(session: Any, call: SubmitCall) -> Sequence[
     return await _sqlalchemy_async(await session.connection(), call)
 
 
+def _django(connection: Any, call: SubmitCall) -> Sequence[Row]:
+    connection.ensure_connection()
+    raw = connection.connection
+    names = _names(raw)
+    if "psycopg.Connection" in names:
+        return _psycopg(raw, call)
+    if "sqlite3.Connection" in names:
+        return _sqlite3(raw, call)
+    raise Invalid("connection", f"of Django uses {names[0]}; jobs are stored in Postgres (psycopg 3) or SQLite")
+
+
 def _sqlite3(connection: Any, call: SubmitCall) -> Sequence[Row]:
     return submit_on_connection(connection, connection, call[0])
 
 
 _SYNC_SUBMITTERS = {
+    "django.BaseDatabaseWrapper": _django,
+    "django.ConnectionProxy": _django,
     "psycopg.Connection": _psycopg,
     "psycopg.Cursor": _psycopg_cursor,
     "sqlalchemy.Connection": _sqlalchemy,

@@ -1,6 +1,6 @@
 """Accept a batch on SQLite: idempotency, reuse, depth, needs, insert; one transaction, the caller's or the writer's.
 
-On Postgres the same is in the SQL function `accept_jobs` (sql/postgres/repeatable/submit.sql), which callers in any
+On Postgres the same is in the SQL function `accept_jobs` (sql/repeatable/postgres/submit.sql), which callers in any
 language reach through `holdfast_submit`. One table of cases (tests/support/submit_cases.py) runs against both.
 """
 
@@ -15,7 +15,8 @@ from holdfast.errors import Conflict, NeedFailed, QueueFull, ReplayedJobDeleted
 from holdfast.model import BROKEN, FUNCTION, Status
 from holdfast.store.database import Row, json_text
 from holdfast.store.error_mapping import need_unknown
-from holdfast.submission import QUEUE, Batch, Submission, with_defaults
+from holdfast.store.rows import to_functions
+from holdfast.submission import QUEUE, Batch, Submission, complete
 
 RunStatement = Callable[..., Sequence[Row]]
 
@@ -43,16 +44,8 @@ def submit_batch(run: RunStatement, batch: Batch) -> Sequence[Row]:
 
 def _with_defaults(run: RunStatement, batch: Batch) -> Batch:
     """Fill in fields that the jobs leave out: from the defaults of their functions, else from the caller's settings."""
-    registered: dict[str, Mapping[str, Any]] = {}
-    if any(job.runner == FUNCTION for job in batch.jobs):
-        registered = {row["function"]: msgspec.json.decode(row["defaults"]) for row in run("function_defaults")}
-    jobs = [
-        with_defaults(job, {**batch.defaults, **registered.get(job.spec["name"], {})})
-        if job.runner == FUNCTION
-        else with_defaults(job, batch.defaults)
-        for job in batch.jobs
-    ]
-    return msgspec.structs.replace(batch, jobs=jobs)
+    functions = any(job.runner == FUNCTION for job in batch.jobs)
+    return complete(batch, to_functions(run("function_defaults")) if functions else {})
 
 
 def _labels(jobs: Sequence[Submission]) -> list[dict[str, str | None]]:

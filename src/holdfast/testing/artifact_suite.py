@@ -16,7 +16,7 @@ from holdfast.errors import Conflict, Invalid, NotFound, TooLarge
 from holdfast.model import new_id
 from holdfast.runner.artifacts import ArtifactStore, FileWriter, outputs_name
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs
-from holdfast.runner.uploads import STAGED, IncomingUpload, give_uploads, given_files, receive_upload
+from holdfast.runner.uploads import STAGED, IncomingUpload, input_files, link_uploads, receive_upload
 
 LIMITS = ArtifactLimits(bytes=1000, entries=10)
 TENANT = "a tenant/of any name"
@@ -60,7 +60,7 @@ def send(incoming: IncomingUpload, files: Mapping[str, bytes]) -> None:
 def given(artifacts: ArtifactStore, job: str, *uploads: str) -> Mapping[str, bytes]:
     """Return the input files of a job as a runner reads them."""
     found = {}
-    for name, file in given_files(artifacts, job, uploads).items():
+    for name, file in input_files(artifacts, job, uploads).items():
         with file.open() as content:
             found[name] = content.read()
         assert file.size == len(found[name])
@@ -219,30 +219,30 @@ class ArtifactSuite:
         upload = uploaded(artifacts, files)
         assert other.uploaded(TENANT, upload) == {"a.txt": 3, "deep/b.txt": 500}
         second = uploaded(artifacts, {"c": b"three"})
-        give_uploads(other, TENANT, job, [upload, second], 1000)
-        give_uploads(other, TENANT, job, [upload, second], 1000)
+        link_uploads(other, TENANT, job, [upload, second], 1000)
+        link_uploads(other, TENANT, job, [upload, second], 1000)
         assert artifacts.expire_uploads(-1) == 2
         assert artifacts.uploaded(TENANT, upload) == {}
         assert given(artifacts, job, upload, second) == files | {"c": b"three"}
         with pytest.raises(NotFound):
-            give_uploads(artifacts, TENANT, new_id(), [upload], 1000)
+            link_uploads(artifacts, TENANT, new_id(), [upload], 1000)
         assert artifacts.delete_job(job) is None
         with pytest.raises(NotFound):
-            given_files(other, job, [upload])
+            input_files(other, job, [upload])
 
     def test_upload_belongs_to_its_tenant(self, artifacts: ArtifactStore) -> None:
         """Proves N5."""
         upload = uploaded(artifacts, {"a": b"x"}, "blue")
         assert artifacts.uploaded("green", upload) == {}
         with pytest.raises(NotFound):
-            give_uploads(artifacts, "green", new_id(), [upload], 1000)
+            link_uploads(artifacts, "green", new_id(), [upload], 1000)
 
     def test_incomplete_upload_is_not_given(self, artifacts: ArtifactStore) -> None:
         incoming = receive_upload(artifacts, TENANT, LIMITS)
         send(incoming, {"a": b"x"})
         assert artifacts.uploaded(TENANT, incoming.id) == {}
         with pytest.raises(NotFound):
-            give_uploads(artifacts, TENANT, new_id(), [incoming.id], 1000)
+            link_uploads(artifacts, TENANT, new_id(), [incoming.id], 1000)
         incoming.begin("b")
         incoming.write(b"half")
         incoming.discard()
@@ -261,9 +261,9 @@ class ArtifactSuite:
         incoming.discard()
         first, second = (uploaded(artifacts, {"a": b"x" * 600}) for _ in range(2))
         with pytest.raises(Invalid):
-            give_uploads(artifacts, TENANT, new_id(), [first, second], 10_000)
+            link_uploads(artifacts, TENANT, new_id(), [first, second], 10_000)
         with pytest.raises(TooLarge):
-            give_uploads(artifacts, TENANT, new_id(), [first], 599)
+            link_uploads(artifacts, TENANT, new_id(), [first], 599)
 
     def test_quota_of_a_tenant_counts_what_waits(self, artifacts: ArtifactStore) -> None:
         waiting = receive_upload(artifacts, TENANT, LIMITS)

@@ -148,7 +148,7 @@ class AttemptExecution:
         end = await self._await_end(running)
         self._at("collected")
         end = await self._collect(running, await self._reason.of_a_stop(end))
-        if end.said is not None and not await log_reader.note_missing(end.said):
+        if end.output_bytes is not None and not await log_reader.note_missing(end.output_bytes):
             raise LeaseLost
         end = await self._reason.of_a_failure(
             end, task=self._strategy.failed_task, stderr=log_reader.last_error, limits=self._limits

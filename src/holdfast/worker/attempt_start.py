@@ -25,9 +25,9 @@ from holdfast.runner.base import (
     StartRequest,
     StartTooLate,
 )
-from holdfast.runner.process import EXHAUSTED
+from holdfast.runner.process_staging import EXHAUSTED
 from holdfast.runner.secrets import NO_MASK, Mask
-from holdfast.runner.uploads import given_files
+from holdfast.runner.uploads import input_files
 from holdfast.runner_specs import check_spec
 from holdfast.timing import backoff, jitter
 from holdfast.worker.attempt_changes import AttemptChanges
@@ -235,12 +235,13 @@ class AttemptStarter:
             except StartTooLate:
                 took = boottime() - began
                 log.warning(
-                    "job %s attempt %d: start %d of %d missed its deadline, after %.1f s",
+                    "job %s attempt %d: start %d of %d missed its deadline, after %.1f s; %s",
                     lease.id,
                     lease.attempt,
                     late,
                     LATE_STARTS,
                     took,
+                    "starting it again" if late < LATE_STARTS else "failing the attempt",
                 )
                 if late < LATE_STARTS:  # Spread starts that were late together.
                     pause = backoff(late, base=max(RETRY_SECONDS, took), cap=LATE_SECONDS)
@@ -278,7 +279,7 @@ class AttemptStarter:
 
     def _files(self) -> Mapping[str, InputFile]:
         try:
-            return given_files(self._services.artifacts, self._lease.id, self._policy.uploads)
+            return input_files(self._services.artifacts, self._lease.id, self._policy.uploads)
         except NotFound as error:
             message = f"an upload of this job is not in the artifact store of this worker: {error}"
             raise CannotStart("start_failed", message) from error

@@ -9,7 +9,7 @@ import random
 import msgspec
 
 from holdfast.budgets import EXCEEDED
-from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status, StopKind, StopRequest
+from holdfast.model import STOPPED, Cause, Error, Lease, Outcome, Policy, Status, StopKind, StopRequest
 from holdfast.retry import after_loss, requeued
 from holdfast.runner.base import AttemptEnd
 from holdfast.runner.collected_outputs import ContractViolation
@@ -17,6 +17,8 @@ from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.timing import backoff, jitter
 
+EXIT, SUCCEEDED = Cause.EXIT, Status.SUCCEEDED
+"""Here, because Python 3.11 takes long to look a member up in its class."""
 TIMEOUT_CODE = 124
 MAX_VIOLATION = 1000
 OUTPUTS_NOT_STORED = "outputs_not_stored"
@@ -58,6 +60,8 @@ def broken(end: AttemptEnd, violation: str) -> AttemptEnd:
 
 def classify(end: AttemptEnd, lease: Lease, source: random.Random | None = None) -> Outcome:
     """Return the outcome of the job. The store turns a requeue into a stop if a stop request is waiting."""
+    if end.cause is EXIT and end.exit_code is None and end.signal is None and end.error is None:
+        return Outcome(status=SUCCEEDED, result=end.result)  # A function that returned: the most frequent end, first.
     match end.cause:
         case Cause.DRAINED if end.error is None:
             return Outcome.requeued(Cause.DRAINED)
@@ -67,17 +71,19 @@ def classify(end: AttemptEnd, lease: Lease, source: random.Random | None = None)
         case Cause.CANCELLED | Cause.INTERRUPTED if end.error is not None and end.error.code == EXCEEDED:
             return _ended(Status.FAILED, end, EXCEEDED, "over its budget")
         case Cause.CANCELLED:
-            return _ended(Status.CANCELLED, end, "cancelled", "cancelled by request")
+            return _stopped(StopKind.CANCEL, end)
         case Cause.INTERRUPTED:
-            return _ended(Status.PAUSED, end, "interrupted", "interrupted by request")
+            return _stopped(StopKind.INTERRUPT, end)
         case Cause.LOST:
             return _lost(end, lease, source)
         case Cause.TIMED_OUT | Cause.IDLE_TIMEOUT:
             return _again_or(_timed_out(end, lease.policy), "timed_out", lease, source)
         case Cause.EXIT if end.exit_code == 0 and end.error is None:
             return Outcome(status=Status.SUCCEEDED, exit_code=0, result=end.result)
-        case Cause.EXIT if end.exit_code is None and end.signal is None and end.error is None:
-            return Outcome(status=Status.SUCCEEDED, result=end.result)
+    if end.final:
+        return _failed(end)
+    if end.retry_asked:
+        return _asked_again(end, lease, source)
     return _again_or(_failed(end), "failed", lease, source)
 
 
@@ -126,6 +132,21 @@ def _again_or(outcome: Outcome, kind: str, lease: Lease, source: random.Random |
     if permanent or kind not in lease.policy.retry.on or lease.attempts_left == 0:
         return outcome
     return requeued(outcome, lease.policy, spent=lease.spent, source=source)
+
+
+def _asked_again(end: AttemptEnd, lease: Lease, source: random.Random | None) -> Outcome:
+    """Requeue the job of a function that asked for it, whatever its retry rules are for; fail without attempts left."""
+    failed = _failed(end)
+    if lease.attempts_left == 0:
+        return failed
+    again = requeued(failed, lease.policy, spent=lease.spent, source=source)
+    return again if end.retry_after is None else msgspec.structs.replace(again, delay=end.retry_after)
+
+
+def _stopped(kind: StopKind, end: AttemptEnd) -> Outcome:
+    """Return the end that follows from a stop request."""
+    stopped = STOPPED[kind]
+    return _ended(stopped.status, end, stopped.code, stopped.message)
 
 
 def _ended(status: Status, end: AttemptEnd, code: str, message: str) -> Outcome:

@@ -1,5 +1,8 @@
-"""Why a supervised attempt ended: the stop request, the budget or the loss behind a signal, and the failed task, the
-last line on stderr and the broken limit behind an exit code."""
+"""Why a supervised attempt ended: stop request, budget, loss, failed task, broken limit.
+
+A signal has a reason: a stop request, a spent budget or a loss. An exit code is explained by the failed task, the last
+line on stderr, or the limit that was broken.
+"""
 
 import msgspec
 

@@ -52,7 +52,7 @@ class ExecutionServices:
         self.draining = asyncio.Event()
 
     def secrets(self, policy: Policy) -> Mapping[str, str]:
-        """Return the secrets that a job names. Raise CannotStart if one is not known to this worker."""
+        """Return the secrets that a job names. Raise CannotStart if one is not set on this worker."""
         return find_secrets(policy.secrets, self.settings.secrets_dir)
 
     async def _read_stops(self, leases: Sequence[Lease]) -> Sequence[StopRequest | None]:

@@ -14,11 +14,13 @@ import msgspec
 
 from holdfast.model import FUNCTION, Cause, Error, NewEvent, Policy, StopPhase
 from holdfast.runner.base import AttemptEnd, CannotStart
-from holdfast.runner.function import Cancelled, CancelToken, Context, Function
+from holdfast.runner.function import Cancelled, CancelToken, Context, RegisteredFunction, RetryAsked
+from holdfast.runner.function_types import to_json
 from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.worker.classify import classify
 from holdfast.worker.event_writer import EventWriter
-from holdfast.worker.held_leases import HeldLease
+from holdfast.worker.function_logs import logs_to
+from holdfast.worker.held_leases import HeldLease, LeaseLost, require_trust
 from holdfast.worker.readiness import CheckTimedOut, make_ready
 from holdfast.worker.stop_recorder import StopRecorder
 from holdfast.worker.stop_sequence import StopReason, StopSequence, budget_error
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 SHIP_SECONDS = 0.25
 INSIST_SECONDS = 5.0
 """Seconds after which an async function is cancelled again that did not end when it was cancelled."""
+EXIT = Cause.EXIT
+"""Here, because Python 3.11 takes long to look a member up in its class."""
+PREFIX = f"{FUNCTION}:"
 _decode = msgspec.json.Decoder().decode
 _NO_POLICY = Policy()
 
@@ -39,24 +44,8 @@ class FunctionCall:
     """One call of one function."""
 
     __slots__ = (
-        "_deadline",
-        "_end",
-        "_event_writer",
-        "_executor",
-        "_gave_up",
-        "_heard_at",
-        "_idle",
-        "_loop",
-        "_mask",
-        "_policy",
-        "_shipping",
-        "_stop",
-        "_stop_recorder",
-        "_thread",
-        "_timeout",
-        "cancel",
-        "held",
-        "task",
+        "_cancel", "_deadline", "_end", "_event_writer", "_executor", "_gave_up", "_heard_at", "_idle", "_loop",
+        "_mask", "_policy", "_shipping", "_stop_recorder", "_stop_sequence", "_thread", "_timeout", "held", "task",
     )  # fmt: skip
 
     def __init__(self, executor: "FunctionExecutor", held: HeldLease) -> None:
@@ -64,8 +53,8 @@ class FunctionCall:
         self.task: asyncio.Task[None] | None = None
         self._executor = executor
         self._policy = _NO_POLICY if held.lease.policy_json is None else held.lease.policy
-        self._loop = asyncio.get_running_loop()
-        self.cancel = CancelToken(self._loop)
+        self._loop = executor.loop
+        self._cancel: CancelToken | None = None
         self._event_writer: EventWriter | None = None
         self._shipping: asyncio.TimerHandle | None = None
         self._timeout: asyncio.TimerHandle | None = None
@@ -76,9 +65,23 @@ class FunctionCall:
         self._gave_up = False
         self._mask = NO_MASK
         self._end: AttemptEnd | None = None
-        self._stop = StopSequence()
+        self._stop_sequence: StopSequence | None = None
         self._stop_recorder: StopRecorder | None = None
-        held.on_change = self._changed
+        held.on_change = self.changed
+
+    # Made when they are needed: most functions are neither stopped nor ask whether they are.
+
+    @property
+    def cancel(self) -> CancelToken:
+        if self._cancel is None:
+            self._cancel = CancelToken(self._loop)
+        return self._cancel
+
+    @property
+    def _stop(self) -> StopSequence:
+        if self._stop_sequence is None:
+            self._stop_sequence = StopSequence()
+        return self._stop_sequence
 
     async def run(self) -> None:
         """Call the function and submit its outcome. Once the function has ended, nothing cancels this task any more."""
@@ -100,6 +103,8 @@ class FunctionCall:
             return await self._call()
         except asyncio.CancelledError:
             return self._stop.end() or _failed("internal", "the function was cancelled for an unknown reason")
+        except LeaseLost:
+            return AttemptEnd(cause=Cause.LOST)
         except Exception as error:
             log.exception("job %s: internal error while running the function; failing the attempt", self.held.lease.id)
             return _failed("internal", f"the worker failed: {error}")
@@ -109,23 +114,28 @@ class FunctionCall:
     async def _call(self) -> AttemptEnd:
         lease = self.held.lease
         self._executor.services.at("claimed", lease)
-        function = self._executor.find(lease.capability.removeprefix(f"{FUNCTION}:"))
+        if not self.held.trusted:  # The worker was suspended after the claim: others may have settled the job.
+            await require_trust(self.held)
+        function = self._executor.find(lease.capability.removeprefix(PREFIX))
         if function is None:
             return AttemptEnd(cause=Cause.DRAINED)
         checked = lease.lane is not None or self._policy.check is not None
         if checked and (unready := await self._unready()) is not None:
             return unready
         inputs = _decode(lease.inputs_json)
-        if (inputs or not function.plain) and (wrong := function.arguments(inputs)) is not None:
-            return _failed("contract_violation", f"the inputs do not fit function {function.name}: {wrong}")
+        if inputs or not function.plain:
+            try:
+                inputs = function.arguments(inputs)
+            except ValueError as wrong:
+                return _failed("contract_violation", f"the inputs do not fit function {function.name}: {wrong}")
         try:
             secrets = self._secrets()
         except CannotStart as error:
             return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
         if function.context is not None:
             inputs[function.context] = self._context(secrets)
-            if lease.attempt > 1:
-                await self._writer().continue_log()
+        if lease.attempt > 1 and (function.context is not None or function.capture_logs):
+            await self._writer().continue_log()
         self._set_timers(function)
         return await self._ended(function, inputs)
 
@@ -137,10 +147,14 @@ class FunctionCall:
         self._mask = Mask(secrets.values())
         return secrets
 
-    async def _ended(self, function: Function, inputs: dict[str, Any]) -> AttemptEnd:
+    async def _ended(self, function: RegisteredFunction, inputs: dict[str, Any]) -> AttemptEnd:
         """Call the function and return how it ended. If it was stopped, the stop decides, unless only by a drain."""
         try:
-            result = await self._invoke(function, inputs)
+            if function.capture_logs:
+                with logs_to(self._emit_soon):
+                    result = await self._invoke(function, inputs)
+            else:
+                result = await self._invoke(function, inputs)
         except Cancelled:
             return self._stop.end() or _failed("function_error", "the function raised Cancelled without a stop request")
         except asyncio.CancelledError:
@@ -148,13 +162,26 @@ class FunctionCall:
         except BaseException as error:
             if (end := self._stop.end()) is not None and self._stop.reason is not StopReason.DRAIN:
                 return end
-            log.info("job %s: function %s failed", self.held.lease.id, function.name, exc_info=error)
-            return _failed("function_error", self._mask.text(f"{type(error).__name__}: {error}"))
-        if (end := self._stop.end()) is not None and self._stop.reason is not StopReason.DRAIN:
+            return self._failure(function, error)
+        stop = self._stop_sequence
+        if stop is not None and (end := stop.end()) is not None and stop.reason is not StopReason.DRAIN:
             return end
-        return AttemptEnd(cause=Cause.EXIT, result=self._mask.data(result) if self._mask else result)
+        try:
+            result = to_json(result)
+        except (TypeError, ValueError, RecursionError) as error:
+            return _failed("function_error", f"the result cannot be written as JSON ({error})")
+        return AttemptEnd(cause=EXIT, result=self._mask.data(result) if self._mask else result)
 
-    async def _invoke(self, function: Function, inputs: dict[str, Any]) -> Any:
+    def _failure(self, function: RegisteredFunction, error: BaseException) -> AttemptEnd:
+        """Return the end of a function that raised: a failure, a final one, or a retry that it asked for."""
+        if isinstance(error, RetryAsked):
+            failed = _failed("function_error", self._mask.text(str(error)))
+            return msgspec.structs.replace(failed, retry_asked=True, retry_after=error.after)
+        log.info("job %s: function %s failed", self.held.lease.id, function.name, exc_info=error)
+        failed = _failed("function_error", self._mask.text(f"{type(error).__name__}: {error}"))
+        return msgspec.structs.replace(failed, final=not function.may_retry(error))
+
+    async def _invoke(self, function: RegisteredFunction, inputs: dict[str, Any]) -> Any:
         if function.is_async:
             return await function.call(**inputs)
         self._thread = True
@@ -183,7 +210,7 @@ class FunctionCall:
 
     # Stopping
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
         """React to a lost lease or a stop request."""
         if self.held.lost:
             self.stop(StopReason.LOST)
@@ -258,8 +285,9 @@ class FunctionCall:
 
     # Timeouts
 
-    def _set_timers(self, function: Function) -> None:
-        timeout = self._policy.timeout or function.timeout or self._executor.services.settings.timeout
+    def _set_timers(self, function: RegisteredFunction) -> None:
+        own = function.defaults.get("timeout")
+        timeout = self._policy.timeout or own or self._executor.services.settings.timeout
         if timeout is not None:
             self._timeout = self._loop.call_later(timeout, self.stop, StopReason.TIMEOUT)
         if self._policy.idle_timeout is not None:

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from holdfast.errors import HoldfastError
 from holdfast.model import Cause, Outcome, Status
 from holdfast.runner.base import AttemptEnd
-from holdfast.runner.function import Function, FunctionRegistry
+from holdfast.runner.function import FunctionRegistry, RegisteredFunction
+from holdfast.worker import function_logs
 from holdfast.worker.classify import classify, stop_cause
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.function_call import FunctionCall
@@ -44,18 +45,39 @@ class FunctionExecutor:
         self._calls: set[FunctionCall] = set()
         self._empty = asyncio.Event()
         self.thread = threading.get_ident()
+        self.loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._captures_logs = False
         self.stuck_threads = 0
         """Threads that still run a function which was given up."""
 
     def launch(self, held: HeldLease) -> None:
-        """Start a function job that was just claimed."""
+        """Start a function job that was just claimed, unless its lease was lost since.
+
+        A fault fails this job only: the worker launches the jobs that were claimed with it next.
+        """
+        try:
+            self.services.at("launching", held.lease)
+            self._start(held)
+        except Exception as error:
+            log.exception("job %s: internal error while launching the function; failing the job", held.lease.id)
+            self.finish(held, Outcome.failed("internal", f"the worker could not launch it: {error}"))
+
+    def _start(self, held: HeldLease) -> None:
+        if held.lost:
+            self._done(held)
+            return
+        if not self._captures_logs:
+            self._captures_logs = True
+            function_logs.install()
         call = FunctionCall(self, held)
         self._calls.add(call)
         # Reason for a bare task: a function that ignores its cancellation must not keep the worker from exiting.
-        call.task = asyncio.create_task(call.run())
+        call.task = self.loop.create_task(call.run())
         self._tasks.add(call.task)
         call.task.add_done_callback(self._tasks.discard)
+        if held.stop is not None:  # It came between the claim and now.
+            call.changed()
 
     def settle_orphan(self, held: HeldLease) -> None:
         """Finish an orphaned function job: the function died with its worker."""
@@ -63,7 +85,7 @@ class FunctionExecutor:
         end = AttemptEnd(cause=Cause.LOST if stop is None else stop_cause(stop))
         self.finish(held, classify(end, held.lease))
 
-    def find(self, name: str) -> Function | None:
+    def find(self, name: str) -> RegisteredFunction | None:
         return self._functions.get(name)
 
     def finish(self, held: HeldLease, outcome: Outcome, call: FunctionCall | None = None) -> None:
@@ -89,6 +111,7 @@ class FunctionExecutor:
 
     def _forget(self, call: FunctionCall | None) -> None:
         if call is not None:
+            call.held.on_change = None  # Else the two refer to each other, and only a garbage collection frees them.
             self._calls.discard(call)
             if not self._calls:
                 self._empty.set()
@@ -117,3 +140,6 @@ class FunctionExecutor:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_SECONDS)
         self.threads.shutdown(wait=False, cancel_futures=True)
+        if self._captures_logs:
+            self._captures_logs = False
+            function_logs.uninstall()

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 FOLDER_TOO_LARGE, FILE_TOO_LARGE, TOO_MANY_PROCESSES = "folder_too_large", "file_too_large", "too_many_processes"
 WATCH_SECONDS = 2.0
 """Seconds between measurements of a folder; more if one takes long."""
+FASTEST, LONGEST_SECONDS = 2 * 1024**3, 10.0
+"""Bytes per second that no job writes: a folder far below its limit is measured less often, up to this pause."""
 SHARE = 20
 """Measuring may take 1/SHARE of the time: a folder with a million files is measured less often."""
 NO_MEMORY = re.compile(r"MemoryError|[Cc]annot allocate memory|[Oo]ut of memory|bad_alloc|OutOfMemoryError|ENOMEM")
@@ -43,7 +45,12 @@ async def watch_folder(running: AttemptHandle, limits: AttemptLimits, over: Call
         if size > most:
             over(folder_too_large(most))
             return
-        pause = max(WATCH_SECONDS, SHARE * (time.monotonic() - began))
+        pause = pause_after(size, most, took=time.monotonic() - began)
+
+
+def pause_after(size: int, most: int, *, took: float) -> float:
+    """Return the seconds until the next measurement of a folder: none is needed before it can be over its limit."""
+    return max(WATCH_SECONDS, SHARE * took, min(LONGEST_SECONDS, (most - size) / FASTEST))
 
 
 def folder_too_large(most: int) -> Error:

@@ -42,6 +42,9 @@ from holdfast.worker.task_store import TaskStore
 
 log = logging.getLogger(__name__)
 
+SNAPSHOT_CHANGED = "snapshot %s has changed since it was published; building it again"
+"""A log line that torture runs look for."""
+
 TASK_POLL_SECONDS = 0.1
 """Seconds between polls while a task runs."""
 BUILD_POLL_SECONDS = 0.25
@@ -272,7 +275,7 @@ class PipelineExecution:
                 continue
             if await self._outputs.whole(row) and await asyncio.to_thread(self._folders.verify, row.folder, row.digest):
                 break
-            log.error("snapshot %s is not what was published; it is built again", row.id)
+            log.error(SNAPSHOT_CHANGED, row.id)
             await self._task_store.drop(row)
         return done
 

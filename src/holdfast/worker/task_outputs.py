@@ -27,7 +27,7 @@ from holdfast import decoding
 from holdfast.errors import SnapshotDamaged
 from holdfast.model import Cause, Outputs, Snapshot
 from holdfast.permissions import write_file
-from holdfast.pipeline.copying import full_disk_named
+from holdfast.pipeline.copying import map_full_disk
 from holdfast.pipeline.outputs import ContentDiffers, copy_outputs, files_in
 from holdfast.pipeline.plan import PipelinePlan
 from holdfast.pipeline.snapshots import SnapshotFolders
@@ -87,7 +87,7 @@ class TaskOutputs:
             outputs = await self._task_store.outputs(row)
         except SnapshotDamaged:
             return False
-        return outputs is not None and await asyncio.to_thread(self._folders.outputs_whole, row.folder, outputs)
+        return outputs is not None and await asyncio.to_thread(self._folders.outputs_complete, row.folder, outputs)
 
     async def collect_cached(self, collected: CollectedOutputs) -> None:
         """Collect the cached outputs of a job that has nothing to run. Raise SnapshotDamaged if they are gone."""
@@ -96,7 +96,7 @@ class TaskOutputs:
         if row is None or outputs is None:
             raise SnapshotDamaged(f"snapshot {self._plan.hash} is gone")
         try:
-            await asyncio.to_thread(lambda: self._folders.take_outputs(row.folder, outputs, collected))
+            await asyncio.to_thread(lambda: self._folders.collect_outputs(row.folder, outputs, collected))
         except SnapshotDamaged:
             await self._task_store.drop(row)
             raise
@@ -118,7 +118,7 @@ class TaskOutputs:
         """
         writer = FolderWriter(folder / FILES)
         collected = CollectedOutputs(writer, limits)
-        with full_disk_named(folder):
+        with map_full_disk(folder):
             try:
                 await _collector(running, self._progress.restored_tree)(collected)
                 report = None if collected.report is None else parse_report(collected.report)
@@ -154,7 +154,7 @@ class TaskOutputs:
             raise SnapshotDamaged(f"snapshot {row.id} was made by an older version, without outputs")
         found = outputs or Outputs()
         before = await _replaced(running) if self._progress.ends else NOTHING_REPLACED
-        take = partial(self._folders.take_outputs, row.folder, found)
+        take = partial(self._folders.collect_outputs, row.folder, found)
         await asyncio.to_thread(lambda: _inherit(running.workspace, name, found, before, take))
 
 

@@ -102,7 +102,11 @@ class Upkeep:
             try:
                 swept += await self._sweep(runner) if runner.domains else 0
             except EngineUnreachable as error:
-                log.warning("sweep skipped until the next round: %s", error)
+                log.warning(
+                    "cannot sweep the attempts of runner %s now, trying again in the next round: %s",
+                    runner.capability,
+                    error,
+                )
         return swept
 
     async def _sweep(self, runner: Runner) -> int:

@@ -82,6 +82,7 @@ class Worker:
         self.capabilities = Capabilities(runners, functions, self._services.disks)
         self._adopt_at = 0.0
         """When to look for orphans again, unless a notification or a poll comes first."""
+        self._to_launch: list[HeldLease] = []
         self._wake_up = asyncio.Event()
         self._settled = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -134,6 +135,7 @@ class Worker:
                         duties.run(),
                     )
                 ]
+                await self._log_failure(upkeep.recover_dead())
                 self.started.set()
                 await self._claim_loop(once=once)
                 await self._drain()
@@ -258,7 +260,11 @@ class Worker:
         finally:
             self._held_leases.end_claim()
         for held in held_leases:
-            self._launch(held)
+            self._slots.take(held.lease.queue)
+        if not self._to_launch:
+            # Later, so that the next claim is sent first: the database works while we start these jobs.
+            asyncio.get_running_loop().call_soon(self._launch_waiting)
+        self._to_launch += held_leases
         return held_leases
 
     async def _until_due(self) -> float:
@@ -283,10 +289,14 @@ class Worker:
 
     # Running
 
+    def _launch_waiting(self) -> None:
+        held_leases, self._to_launch = self._to_launch, []
+        for held in held_leases:
+            self._launch(held)
+
     def _launch(self, held: HeldLease) -> None:
         assert self._group is not None
         lease = held.lease
-        self._slots.take(lease.queue)
         if lease.adopted and lease.domain == FUNCTION_DOMAIN:
             self._function_executor.settle_orphan(held)
         elif lease.runner == FUNCTION:
@@ -410,6 +420,7 @@ class Worker:
 
     async def _drain(self) -> None:
         """Drain: functions get their grace period, supervised attempts are handed over immediately."""
+        self._launch_waiting()
         self._services.draining.set()
         for held in self._held_leases.all():
             if held.on_change is not None and held.lease.runner != FUNCTION:

@@ -175,6 +175,8 @@ ledger_events.data json YES
 migrations.number integer NO 
 migrations.name text NO 
 migrations.applied_at timestamp with time zone NO 
+migrations.checksum text NO 
+migrations.oldest integer NO 
 needs.job_id uuid NO 
 needs.need_id uuid NO 
 needs.satisfied boolean NO false
@@ -187,6 +189,7 @@ repeatables.file text NO
 repeatables.revision integer NO 
 repeatables.checksum text NO 
 repeatables.applied_at timestamp with time zone NO 
+repeatables.oldest integer NO 
 reuse.tenant text NO 
 reuse.reuse_key text NO 
 reuse.job_id uuid NO 
@@ -329,7 +332,7 @@ queues_pkey PRIMARY KEY (queue)
 repeatables_pkey PRIMARY KEY (file)
 reuse_pkey PRIMARY KEY (tenant, reuse_key)
 role_known CHECK ((role = ANY (ARRAY['viewer'::text, 'submitter'::text, 'operator'::text, 'admin'::text])))
-runner_named CHECK ((runner ~ '^[a-z][a-z0-9_-]{0,62}$'::text))
+runner_named CHECK (((length(runner) <= 63) AND ((ascii(runner) >= ascii('a'::text)) AND (ascii(runner) <= ascii('z'::text))) AND (translate(runner, 'abcdefghijklmnopqrstuvwxyz0123456789_-'::text, ''::text) = ''::text)))
 snapshots_folder UNIQUE (folder)
 snapshots_pkey PRIMARY KEY (id)
 specs_pkey PRIMARY KEY (id)
@@ -353,6 +356,7 @@ workers_pkey PRIMARY KEY (worker)
 CREATE OR REPLACE FUNCTION holdfast.accept_job(jobs jsonb, settings jsonb, wake boolean, idempotency_key text, key_tenant text, body uuid)
  RETURNS TABLE(reused boolean, asked uuid, record job_records)
  LANGUAGE plpgsql
+ ROWS 1
 AS $function$
 DECLARE
   existing record;
@@ -436,6 +440,7 @@ BEGIN
       coalesce(r.queue, 'default') AS queue,
       coalesce(r.priority, 0) AS priority,
       coalesce(r.hold, false) AS held,
+      CASE WHEN r.hold THEN 'pending' ELSE 'queued' END AS status,
       coalesce(jsonb_array_length(r.needs), 0) > 0 AS has_needs,
       CASE r.runner WHEN 'function' THEN 'function:' || (r.spec ->> 'name') ELSE r.runner END AS capability,
       greatest(r.available_at, now_at) AS available_at,
@@ -452,13 +457,15 @@ BEGIN
       id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key)
     SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy, i.reuse_key
     FROM input AS i
+  ), moves AS (
+    SELECT i.id, i.tenant, i.queue, NULL::text AS old_status, i.status AS new_status, 1::bigint AS seq, now_at AS changed_at
+    FROM input AS i
   )
   INSERT INTO holdfast.jobs (
     id, tenant, queue, capability, lane, priority, status, gate, held, limited, has_needs, requested_at, available_at,
     queue_deadline_at, updated_at, max_attempts, seq)
   SELECT
-    i.id, i.tenant, i.queue, i.capability, i.lane, i.priority,
-    CASE WHEN i.held THEN 'pending' ELSE 'queued' END,
+    i.id, i.tenant, i.queue, i.capability, i.lane, i.priority, i.status,
     CASE
       WHEN i.lane IS NOT NULL OR i.has_needs THEN 'unresolved'
       WHEN i.held THEN 'held'
@@ -483,7 +490,9 @@ BEGIN
   IF wake THEN
     PERFORM pg_notify('holdfast', '["work"]');
   END IF;
-  RETURN QUERY SELECT e.value::uuid, e.key::uuid FROM jsonb_each_text(joined) AS e;
+  IF joined <> '{}' THEN
+    RETURN QUERY SELECT e.value::uuid, e.key::uuid FROM jsonb_each_text(joined) AS e;
+  END IF;
 END
 $function$
 
@@ -694,6 +703,36 @@ BEGIN
     AND g.requested_at = s.requested_at
     AND g.id = s.id;
   RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.function_lane(template text, function text, inputs jsonb)
+ RETURNS text
+ LANGUAGE plpgsql
+ IMMUTABLE
+AS $function$
+DECLARE
+  rest text := template;
+  lane text := '';
+  path text;
+  input jsonb;
+BEGIN
+  WHILE position('{' IN rest) > 0 LOOP
+    path := split_part(split_part(rest, '{', 2), '}', 1);
+    input := inputs #> string_to_array(path, '.');
+    IF input IS NULL OR NOT (jsonb_typeof(input) = 'string' OR (jsonb_typeof(input) = 'number' AND input::text ~ '^-?\d+$')) THEN
+      RAISE EXCEPTION 'lane: % of function % needs the input %: a text or a whole number', template, function, path
+        USING ERRCODE = 'HF422', DETAIL = 'lane';
+    END IF;
+    lane := lane || split_part(rest, '{', 1) || (input #>> '{}');
+    rest := substr(rest, position('}' IN rest) + 1);
+  END LOOP;
+  lane := lane || rest;
+  IF length(lane) NOT BETWEEN 1 AND 200 OR holdfast.unprintable(lane) THEN
+    RAISE EXCEPTION 'lane: % of function % gives an empty, too long or unprintable name', template, function
+      USING ERRCODE = 'HF422', DETAIL = 'lane';
+  END IF;
+  RETURN lane;
 END
 $function$
 
@@ -1143,9 +1182,22 @@ BEGIN
     RETURN batch;
   END IF;
   RETURN (
-    SELECT jsonb_agg(settings || coalesce(f.defaults, '{}') || j.job ORDER BY j.n)
+    SELECT jsonb_agg(
+      (settings - 'functions') || d.defaults || CASE
+        WHEN d.defaults ? 'lane' AND NOT j.job ? 'lane' THEN jsonb_build_object(
+          'lane', holdfast.function_lane(d.defaults ->> 'lane', o.function, coalesce(j.job -> 'inputs', '{}')))
+        ELSE '{}'
+      END || j.job ORDER BY j.n)
     FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
-    LEFT JOIN holdfast.functions AS f ON j.job ->> 'runner' = 'function' AND f.function = j.job -> 'spec' ->> 'name');
+    CROSS JOIN LATERAL (
+      SELECT CASE WHEN j.job ->> 'runner' = 'function' THEN j.job -> 'spec' ->> 'name' END AS function) AS o
+    LEFT JOIN holdfast.functions AS f ON f.function = o.function
+    CROSS JOIN LATERAL (
+      SELECT CASE
+        WHEN (settings #>> ARRAY['functions', o.function, 'revision'])::bigint > coalesce(f.revision, -1)
+        THEN settings #> ARRAY['functions', o.function, 'defaults']
+        ELSE coalesce(f.defaults, '{}')
+      END AS defaults) AS d);
 END
 $function$
 

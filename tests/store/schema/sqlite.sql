@@ -44,7 +44,8 @@ CREATE TABLE attempts (
   exit_code INTEGER,
   signal INTEGER,
   error_code TEXT,
-  error_message TEXT, adopter TEXT,
+  error_message TEXT,
+  adopter TEXT,
   CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
   CONSTRAINT cause_known CHECK (cause = 'exit' OR cause = 'out_of_memory' OR cause = 'timed_out' OR cause = 'idle_timeout' OR cause = 'cancelled' OR cause = 'interrupted' OR cause = 'lost' OR cause = 'start_failed' OR cause = 'drained')
 ) WITHOUT ROWID, STRICT
@@ -93,7 +94,9 @@ CREATE TABLE idempotency (
 ) WITHOUT ROWID, STRICT
 CREATE TABLE installation (
   one INTEGER NOT NULL PRIMARY KEY DEFAULT 1,
-  id TEXT NOT NULL, shared_folder TEXT, shared_path TEXT,
+  id TEXT NOT NULL,
+  shared_folder TEXT,
+  shared_path TEXT,
   CONSTRAINT installation_one CHECK (one = 1)
 ) STRICT
 CREATE TABLE jobs (
@@ -147,7 +150,9 @@ CREATE TABLE jobs (
   error_message TEXT,
   result TEXT,
   progress TEXT,
-  usage TEXT, stop_reason TEXT, adopter TEXT,
+  usage TEXT,
+  stop_reason TEXT,
+  adopter TEXT,
   CONSTRAINT status_fits CHECK (
     (status = 'running' AND gate IS NULL AND finished_at IS NULL AND phase IS NOT NULL AND started_at IS NOT NULL)
     OR (owner IS NULL AND (
@@ -183,7 +188,7 @@ CREATE TABLE leaders (
   term INTEGER NOT NULL,
   expires_at INTEGER NOT NULL
 ) WITHOUT ROWID, STRICT
-CREATE TABLE migrations (number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)
+CREATE TABLE migrations (number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL, checksum TEXT NOT NULL, oldest INTEGER NOT NULL)
 CREATE TABLE needs (
   job_id TEXT NOT NULL,
   need_id TEXT NOT NULL,
@@ -203,12 +208,14 @@ CREATE TABLE repeatables (
   file TEXT NOT NULL CONSTRAINT repeatables_pkey PRIMARY KEY,
   revision INTEGER NOT NULL,
   checksum TEXT NOT NULL,
-  applied_at INTEGER NOT NULL
+  applied_at INTEGER NOT NULL,
+  oldest INTEGER NOT NULL
 ) WITHOUT ROWID, STRICT
 CREATE TABLE reuse (
   tenant TEXT NOT NULL,
   reuse_key TEXT NOT NULL,
-  job_id TEXT NOT NULL, succeeded_id TEXT,
+  job_id TEXT NOT NULL,
+  succeeded_id TEXT,
   CONSTRAINT reuse_pkey PRIMARY KEY (tenant, reuse_key)
 ) WITHOUT ROWID, STRICT
 CREATE TABLE snapshots (
@@ -224,10 +231,11 @@ CREATE TABLE snapshots (
   made_at INTEGER NOT NULL,
   used_at INTEGER NOT NULL,
   job_id TEXT NOT NULL,
-  token INTEGER NOT NULL, outputs TEXT,
+  token INTEGER NOT NULL,
+  outputs TEXT,
   CONSTRAINT snapshots_folder UNIQUE (folder)
 ) WITHOUT ROWID, STRICT
-CREATE TABLE "specs" (
+CREATE TABLE specs (
   id TEXT NOT NULL PRIMARY KEY,
   tenant TEXT NOT NULL,
   kind TEXT NOT NULL,
@@ -265,7 +273,8 @@ CREATE TABLE tokens (
   hash TEXT NOT NULL,
   created_at INTEGER NOT NULL,
   created_by TEXT,
-  expires_at INTEGER, used_at INTEGER,
+  expires_at INTEGER,
+  used_at INTEGER,
   CONSTRAINT tokens_name UNIQUE (name),
   CONSTRAINT tokens_hash UNIQUE (hash),
   CONSTRAINT role_known CHECK (role = 'viewer' OR role = 'submitter' OR role = 'operator' OR role = 'admin'),

@@ -97,9 +97,9 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
 
 @routes.add("GET", "/v1/jobs", role=Role.VIEWER, answers={200: JobList})
 async def list_jobs(call: Call, query: ListJobs) -> Reply:
-    """List jobs, newest first; or those whose ids begin with `id`."""
+    """List jobs, newest first; or those whose ids begin or end with `id`."""
     if query.id is not None:
-        found = await call.store.jobs.with_prefix(query.id, tenant=call.tenant, limit=query.limit)
+        found = await call.store.jobs.with_id_part(query.id, tenant=call.tenant, limit=query.limit)
         return Reply(JobList(items=await _views(call, found), next_cursor=None))
     for name, at in (("since", query.since), ("until", query.until)):
         if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:

@@ -26,11 +26,11 @@ class Archive:
         entry.mtime = self._now if at is None else at
         self._tar.addfile(entry)
 
-    def file(self, name: str, data: bytes, mode: int = 0o600, *, roots: bool = False) -> None:
-        """Add a file. With `roots` it belongs to root, so that the user cannot change it."""
+    def file(self, name: str, data: bytes, mode: int = 0o600, *, owned_by_root: bool = False) -> None:
+        """Add a file. With `owned_by_root` it belongs to root, so that the user cannot change it."""
         entry = self._entry(name, mode)
         entry.size = len(data)
-        if roots:
+        if owned_by_root:
             entry.uid = entry.gid = 0
         self._tar.addfile(entry, io.BytesIO(data))
 

@@ -10,7 +10,8 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,12 +25,12 @@ from holdfast.runner.attempt_folder import ExitRecord, StartRecord, UnreadableRe
 from holdfast.runner.base import AttemptEnd, AttemptState, EngineUnreachable, Identity, NoSpace, StartTooLate
 from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.docker.archive import Archive, only_file
-from holdfast.runner.docker.container_config import ATTEMPT, UNTOUCHED, VOLUME, WORK, WORKSPACE_LABEL, limits_from
+from holdfast.runner.docker.container_config import ATTEMPT, VOLUME, WORKSPACE_LABEL, limits_from
 from holdfast.runner.docker.container_log import ContainerLog
+from holdfast.runner.docker.container_outputs import ContainerOutputs
 from holdfast.runner.docker.engine import ContainerInfo, EngineError, NoSuchObject
-from holdfast.runner.folder_size import folder_size
+from holdfast.runner.folder_size import size_of_existing
 from holdfast.runner.frames import Frame
-from holdfast.runner.output_sources import collect_tar, pour
 from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus
 from holdfast.runner.wire import Command, encode_command
 from holdfast.timing import backoff, jitter
@@ -44,6 +45,8 @@ BEGIN_SECONDS = 10.0
 """How long to wait for the first output of a start before we look into its volume."""
 WAIT_SECONDS = 60.0
 """How long a call waits for the end before we inspect the container."""
+SHORT_WAIT = 1.0
+"""Waits that end sooner than this are repeated with a backoff."""
 UNKNOWN = (0, 255)
 """Exit codes of engines that do not know how a container ended: they do not contradict the supervisor."""
 BEING_REMOVED = ("removing", "dead")
@@ -57,12 +60,6 @@ NEVER_BEGAN = (
 
 class EngineDisagrees(Exception):
     """The engine and the volume contradict each other. If that lasts, a person has to look."""
-
-
-def _size_of(folders: Sequence[Path], most: int) -> int | None:
-    """Return the total size of those folders that exist on this host; None if none does."""
-    here = [path for path in folders if path.is_absolute() and path.is_dir()]
-    return sum(folder_size(path, most) for path in here) if here else None
 
 
 class ContainerHandle:
@@ -96,7 +93,9 @@ class ContainerHandle:
             exists=lambda: self._seen is not None,
             read_exit=self._read_exit,
             on_event=self._on_event,
+            on_end=self._log_broke_off,
         )
+        self._signal: asyncio.Event | None = None
         self._exit: ExitRecord | None = None
         self._sent: set[str] = set()
         self._ahead: float | None = None
@@ -104,6 +103,7 @@ class ContainerHandle:
         self._loop = asyncio.get_running_loop()
         # The execution that owns this object closes it: there is no task group that spans both.
         self._tasks: set[asyncio.Task[None]] = set()
+        self._opened = False
 
     @property
     def workspace(self) -> Path:
@@ -114,9 +114,23 @@ class ContainerHandle:
 
     async def size(self, most: int) -> int | None:
         """Measure the volume and the workspace if they are on this host."""
-        volume = Path(self._seen.mounts.get(VOLUME, "") if self._seen is not None else "")
-        folders = (volume, self.workspace) if self._engine.host.startswith("unix://") else ()
-        return await asyncio.to_thread(_size_of, folders, most)
+        if not self._engine.host.startswith("unix://"):
+            return None
+        folders = (Path((await self._mounts()).get(VOLUME, "")), self.workspace)
+        return await asyncio.to_thread(size_of_existing, folders, most)
+
+    async def _mounts(self) -> Mapping[str, str]:
+        """Return the container's mounts, which are looked up after its start."""
+        if self._seen is not None and self._seen.mounts is None:
+            try:
+                mounts = (await self._engine.inspect(self.id)).mounts
+            except NoSuchObject:
+                return {}
+            except EngineError as error:
+                raise EngineUnreachable(f"the Docker engine at {self._engine.host} returned: {error}") from error
+            if self._seen is not None and self._seen.mounts is None:  # It may have ended meanwhile.
+                self._seen = msgspec.structs.replace(self._seen, mounts=mounts)
+        return (self._seen.mounts if self._seen is not None else None) or {}
 
     # Looking
 
@@ -147,8 +161,9 @@ class ContainerHandle:
 
     def open(self) -> None:
         """Start reading the log and waiting for the end."""
-        if self._tasks or self._seen is None:
+        if self._opened or self._seen is None:
             return
+        self._opened = True
         self._spawn(self._log.read())
         if not self.over:
             self._spawn(self._await_end())
@@ -164,13 +179,18 @@ class ContainerHandle:
         try:
             while not (self.over or await self._wait_for_output() or await self._has_started()):
                 pass
-            if self.over and await self.read_state() == "missing":
+            if self.over and await self._ended_unbegun():
                 if self._seen is not None and self._seen.exit_code == ExitStatus.LEFT_FULL:
                     raise NoSpace("the supervisor had no space for its files in the container's volume")
                 raise StartTooLate
         except BaseException:  # Nobody else can close it yet.
             self.close()
             raise
+
+    async def _ended_unbegun(self) -> bool:
+        """Return whether the container ended before its supervisor began."""
+        await self._log.finished()  # It has the exit record, which takes longer to read from the volume.
+        return await self.read_state() == "missing"
 
     async def _wait_for_output(self) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -199,12 +219,9 @@ class ContainerHandle:
         """
         n = 0
         while True:
+            began = self._loop.time()
             try:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(WAIT_SECONDS):
-                        await self._engine.wait(self.id)
-                self._seen = await self._engine.inspect(self.id)
-                if not self._seen.runs:
+                if await self._has_ended():
                     break
             except EngineUnreachable:
                 self._runner.note_failure()
@@ -214,17 +231,39 @@ class ContainerHandle:
                     break
             except EngineError:
                 pass
-            n += 1
-            await asyncio.sleep(jitter(backoff(n, base=0.1, cap=2.0)))
+            n = n + 1 if self._loop.time() - began < SHORT_WAIT else 0
+            if n > 1:
+                await asyncio.sleep(jitter(backoff(n - 1, base=0.1, cap=2.0)))
         self._ended.set()
         self._log.output_seen.set()
         if self._on_end is not None:
             self._on_end()
 
+    async def _has_ended(self) -> bool:
+        """Inspect the container. If it runs, wait until it may have ended, and return False."""
+        # Watched before it is inspected: an end after that is in the events.
+        events = self._runner.events
+        self._signal = signal = events.watch(self.id)
+        try:
+            self._seen = await self._engine.inspect(self.id)
+            if not self._seen.runs:
+                return True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await (self._engine.wait(self.id) if signal is None else signal.wait())
+            return False
+        finally:
+            events.unwatch(self.id, signal)
+
+    def _log_broke_off(self) -> None:
+        """Inspect the container soon, as its log ended: the stream of events may be silent."""
+        if self._signal is not None:
+            self._signal.set()
+
     async def _is_gone(self) -> bool:
         """Return whether "not found" came from the engine that the container ran on."""
         try:
-            await self._runner.verify(self._domain)
+            await self._runner.engine_watch.verify(self._domain)
         except EngineUnreachable:
             return False
         return True
@@ -240,7 +279,7 @@ class ContainerHandle:
         user = await self._runner.users.user_of(self._seen)
         archive = Archive(user.uid, user.gid) if user else Archive(0, 0)
         # Readable by all: the supervisor may read the file before the engine has changed its owner.
-        archive.file(name, encode_command(self._in_their_time(command)), 0o644)
+        archive.file(name, encode_command(self._in_supervisor_time(command)), 0o644)
         try:
             await self._engine.put(self.id, f"{ATTEMPT}/cmd", archive.finish())
         except EngineError as error:  # Also if the supervisor obeyed and removed it before the engine was done.
@@ -264,13 +303,13 @@ class ContainerHandle:
             ahead = event["boottime"] / 1e6 - boottime()
             self._ahead = ahead if self._ahead is None else max(self._ahead, ahead)
 
-    def _in_their_time(self, command: Command) -> Command:
+    def _in_supervisor_time(self, command: Command) -> Command:
         """Convert a deadline to the supervisor's clock if known, else to the engine's; the result is never too late."""
         if command.stop_after is None:
             return command
         if self._ahead is not None:
             return msgspec.structs.replace(command, stop_after=command.stop_after + self._ahead, clock="boottime")
-        stop_after = self._runner.clock.at(command.stop_after)
+        stop_after = self._runner.engine_watch.clock.at(command.stop_after)
         return msgspec.structs.replace(command, stop_after=stop_after, clock="realtime")
 
     # The end
@@ -311,49 +350,28 @@ class ContainerHandle:
             async with contextlib.aclosing(self._engine.get(self.id, path)) as tar:
                 return b"".join([chunk async for chunk in only_file(tar)])
         except NoSuchObject:
-            await self._runner.verify(self._domain)
+            await self._runner.engine_watch.verify(self._domain)
             return None
 
     async def outputs(self, collected: CollectedOutputs) -> None:
-        for name in ("result.json", "output"):
-            if await self._left(name):
-                await pour(self._entry(name), lambda tar: collect_tar(tar, collected))
-
-    async def _left(self, name: str) -> bool:
-        """Return whether the attempt left something there: an unused folder keeps the time that we gave it."""
-        if self._seen is None:
-            return False
-        try:
-            return await self._engine.changed_at(self.id, f"{WORK}/{name}") != UNTOUCHED
-        except NoSuchObject:
-            await self._runner.same_engine(self._domain)
-            return False
-        except EngineError:
-            return True  # Fetching it will show why.
+        if self._seen is not None:
+            verify = partial(self._runner.engine_watch.verify, self._domain)
+            await ContainerOutputs(self._engine, self.id, verify).collect(collected)
 
     async def secrets(self) -> Sequence[str]:
         data = await self._bytes("secrets")
         return () if data is None else decoding.decode(data, list[str])
-
-    async def _entry(self, name: str) -> AsyncIterator[bytes]:
-        """Yield one entry of the work folder as a tar stream; nothing if it does not exist."""
-        if self._seen is None:
-            return
-        with contextlib.suppress(NoSuchObject):
-            async with contextlib.aclosing(self._engine.get(self.id, f"{WORK}/{name}")) as tar:
-                async for chunk in tar:
-                    yield chunk
 
     async def remove(self, *, had_other_owners: bool) -> None:
         """Remove container and volume. A late start would use the container's id, which is gone then."""
         self.close()
         if self._seen is not None:
             try:
-                await self._engine.remove(self.id)
+                await self._runner.remover.remove(self.id)
             except NoSuchObject:
                 pass
             except (EngineUnreachable, EngineError) as error:
-                log.warning("container %s is left to the sweep: %s", self.id[:12], error)
+                log.warning("cannot remove container %s, leaving it to the sweep: %s", self.id[:12], error)
                 return
         await self._runner.workspaces.clear(self.identity)
 

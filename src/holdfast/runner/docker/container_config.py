@@ -32,6 +32,7 @@ ATTEMPT = f"{VOLUME}/attempt"
 WORK = f"{ATTEMPT}/work"
 INSTALLATION, JOB, NUMBER, HASH = (f"holdfast.{name}" for name in ("installation", "job", "attempt", "spec"))
 SOCKET = "/tmp/service"
+NO_NETWORK = "none"
 NOBODY = "65532"
 WORKSPACE_LABEL = "holdfast.workspace"
 LIMITS_LABEL = "holdfast.limits"
@@ -39,7 +40,7 @@ UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LOG = {"Type": "json-file", "Config": {"max-size": "8m", "max-file": "3"}}
 """With a single file, output that is written during a rotation is lost. The volume has all output."""
 UNTOUCHED = 1
-"""Modification time of an output folder that the job has not written to."""
+"""Modification time of a work or output folder in which the job has created nothing."""
 STOP_SECONDS = 5
 """Seconds that an engine gives the supervisor at shutdown, in addition to the job's own grace."""
 
@@ -120,11 +121,13 @@ def root_group(group: bytes) -> Sequence[str]:
 
 
 def config_of(
-    request: StartRequest, image: ImageInfo, limits: ContainerLimits, workspace: Path | None
+    request: StartRequest, image: ImageInfo, limits: ContainerLimits, workspace: Path | None, hosts: Path | None = None
 ) -> Mapping[str, Any]:
-    """Return the body of the call that creates a container. `workspace` is the path of the workspace on the host."""
-    asked = request.spec
-    memory = to_bytes(asked.get("memory") or limits.memory)
+    """Return the body of the call that creates a container.
+
+    `workspace` is the path of the workspace on the host; `hosts` that of the file for /etc/hosts, if the engine need
+    not set up a network sandbox.
+    """
     labels = labels_of(request.identity)
     user = to_user(user_in(request))
     return {
@@ -142,32 +145,44 @@ def config_of(
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGTERM",
         "StopTimeout": int(request.stop_grace) + STOP_SECONDS,
-        "NetworkDisabled": False,
-        "HostConfig": {
-            "AutoRemove": False,
-            "RestartPolicy": {"Name": "no"},
-            "NetworkMode": asked.get("network") or "none",
-            "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
-            "ReadonlyRootfs": True,
-            "Tmpfs": {"/tmp": tmpfs_for(user)},
-            "Memory": memory,
-            "MemorySwap": memory,
-            "NanoCpus": int((asked.get("cpus") or limits.cpus) * 1e9),
-            "PidsLimit": asked.get("pids") or limits.pids,
-            "Init": False,
-            "LogConfig": LOG,
-            "Mounts": [
-                # A volume without a name is removed together with its container.
-                {"Type": "volume", "Target": VOLUME, "VolumeOptions": {"NoCopy": True, "Labels": labels}},
-                *(
-                    [{"Type": "bind", "Source": str(workspace), "Target": f"{ATTEMPT}/{WORKSPACE}"}]
-                    if workspace
-                    else []
-                ),
-            ],
-        },
+        "NetworkDisabled": hosts is not None,
+        "HostConfig": _host_config(request.spec, limits, user, _mounts(labels, workspace, hosts)),
     }
+
+
+def _host_config(
+    asked: Mapping[str, Any], limits: ContainerLimits, user: User | None, mounts: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return what the container may use of its host: limits, mounts, and neither privileges nor a restart."""
+    memory = to_bytes(asked.get("memory") or limits.memory)
+    return {
+        "AutoRemove": False,
+        "RestartPolicy": {"Name": "no"},
+        "NetworkMode": asked.get("network") or NO_NETWORK,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": True,
+        "Tmpfs": {"/tmp": tmpfs_for(user)},
+        "Memory": memory,
+        "MemorySwap": memory,
+        "NanoCpus": int((asked.get("cpus") or limits.cpus) * 1e9),
+        "PidsLimit": asked.get("pids") or limits.pids,
+        "Init": False,
+        "LogConfig": LOG,
+        "Mounts": mounts,
+    }
+
+
+def _mounts(labels: Mapping[str, str], workspace: Path | None, hosts: Path | None) -> Sequence[Mapping[str, Any]]:
+    # A volume without a name is removed together with its container.
+    mounts: list[Mapping[str, Any]] = [
+        {"Type": "volume", "Target": VOLUME, "VolumeOptions": {"NoCopy": True, "Labels": labels}}
+    ]
+    if workspace is not None:
+        mounts.append({"Type": "bind", "Source": str(workspace), "Target": f"{ATTEMPT}/{WORKSPACE}"})
+    if hosts is not None:
+        mounts.append({"Type": "bind", "Source": str(hosts), "Target": "/etc/hosts", "ReadOnly": True})
+    return mounts
 
 
 def tmpfs_for(user: User | None) -> str:
@@ -237,10 +252,10 @@ def environment(request: StartRequest, image: ImageInfo) -> Mapping[str, str]:
 def files_of(request: StartRequest, spec: SupervisorSpec, user: User) -> bytes:
     """Build the content of the volume. It is a folder inside it: the engine ignores an archive's `.`."""
     archive = Archive(user.uid, user.gid)
-    archive.file("supervisor", program(), 0o755, roots=True)
+    archive.file("supervisor", program(), 0o755, owned_by_root=True)
     archive.folder("attempt", 0o755)
     archive.folder("attempt/cmd")
-    archive.folder("attempt/work")
+    archive.folder("attempt/work", at=UNTOUCHED)
     archive.folder("attempt/work/output", at=UNTOUCHED)
     archive.file("attempt/work/request.json", msgspec.json.encode(request.inputs))
     _add_inputs(archive, request.files)

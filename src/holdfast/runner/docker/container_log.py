@@ -27,6 +27,8 @@ LAST_SECONDS = 10.0
 """How long the engine may take to return the rest of the log of an ended container."""
 STALL_SECONDS = 15.0
 """After this silence the log is requested again: following a log stalls at a rotation."""
+MOST_STALLS = 8
+"""How many times longer the silence may become, while each request finds nothing new."""
 
 
 class ContainerLog:
@@ -43,6 +45,7 @@ class ContainerLog:
         exists: Callable[[], bool],
         read_exit: Callable[[], Awaitable[ExitRecord | None]],
         on_event: Callable[[dict[str, Any]], None],
+        on_end: Callable[[], None],
     ) -> None:
         self._runner = runner
         self._engine = runner.engine
@@ -51,12 +54,16 @@ class ContainerLog:
         self._exists = exists
         self._read_exit = read_exit
         self._on_event = on_event
+        self._on_end = on_end
         self._offsets = {Stream.STDOUT: stdout, Stream.STDERR: stderr, Stream.EVENTS: 0}
         self._waiting: deque[Frame] = deque()
         self._size = 0
         self._room = asyncio.Event()
         self._at = ""
         self._log_ended = asyncio.Event()
+        self._arrived = asyncio.Event()
+        """Set when a frame arrives, and when the log ends."""
+        self._patience = STALL_SECONDS
         self.output_seen = asyncio.Event()
         """Set once the supervisor has written something."""
         self._volume: AsyncIterator[Frame] | None = None
@@ -73,6 +80,7 @@ class ContainerLog:
                     continue
                 if await self._container_ends():
                     break
+                self._on_end()
             except EngineUnreachable:
                 self._runner.note_failure()
             except EngineError as error:
@@ -80,18 +88,32 @@ class ContainerLog:
                     break  # The volume has the rest.
             await asyncio.sleep(jitter(backoff(n, base=0.05, cap=2.0)))
         self._log_ended.set()
+        self._arrived.set()
+
+    async def finished(self) -> None:
+        """Wait until the log of an ended container is read to its end, or the engine takes too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await self._log_ended.wait()
 
     async def _follow(self) -> bool:
-        """Read on from the last line that we know. Return whether the log stalled instead of ending."""
+        """Read on from the last line that we know. Return whether the log stalled instead of ending.
+
+        A container that stays silent is asked for its log less and less often.
+        """
+        last = self._at
         async with contextlib.aclosing(self._engine.log(self._id, since=to_since(self._at))) as lines:
             while True:
                 try:
-                    async with asyncio.timeout(STALL_SECONDS):
+                    async with asyncio.timeout(self._patience):
                         self._at, line = await anext(lines)
                 except StopAsyncIteration:
                     return False
                 except TimeoutError:
+                    self._patience = min(2 * self._patience, MOST_STALLS * STALL_SECONDS)
                     return True
+                if self._at != last:
+                    self._patience = STALL_SECONDS
                 with contextlib.suppress(NotAFrame):
                     await self._take(from_copy(line))
 
@@ -113,6 +135,7 @@ class ContainerLog:
             await self._room.wait()
         self._waiting.append(frame)
         self._size += len(frame.data)
+        self._arrived.set()
 
     async def frames(self, most: int) -> Sequence[Frame]:
         """Return new frames. While the engine is unreachable: none, or after the attempt's end, raise."""
@@ -193,7 +216,8 @@ class ContainerLog:
                 while not self._waiting:
                     if self._log_ended.is_set():
                         return True
-                    await asyncio.sleep(0.005)
+                    self._arrived.clear()
+                    await self._arrived.wait()
                 return False
         return True
 

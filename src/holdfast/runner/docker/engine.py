@@ -21,18 +21,24 @@ import aiodocker
 import aiohttp
 import msgspec
 
+from holdfast import decoding
 from holdfast.errors import ConfigError
 from holdfast.runner.base import EngineUnreachable
 from holdfast.timing import EPOCH
 
-QUICK = aiohttp.ClientTimeout(total=60.0, sock_connect=5.0)
+CALL_TIMEOUT = aiohttp.ClientTimeout(total=60.0, sock_connect=5.0)
 """A container may start slowly on a busy machine; a connection should not."""
-LOOK = aiohttp.ClientTimeout(total=5.0)
-PATIENT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-FLOWING = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=60.0)
+CHECK_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+WAIT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+STREAM_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=60.0)
 """Limits the pauses in a response of any length: a silent connection is closed."""
 MULTIPLEXED = struct.Struct(">BxxxL")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*")
+RESTRICTING = ("name=userns", "name=rootless", "name=selinux")
+"""Security options of an engine whose containers have other users or labels than the files of the host."""
+IDLE_SECONDS = 600.0
+"""How long an idle connection is kept: a new one costs a check of the engine's identity before the next start. Only on
+this host: a firewall may drop an idle connection without a word."""
 UNCONNECTED = 900
 """The status that aiodocker reports for an engine that cannot be reached."""
 
@@ -57,6 +63,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     processors: int
     time: float
+    restricts_mounts: bool = False
+    """Whether a container may be unable to read a file of the host that is mounted into it."""
 
 
 class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,15 +82,19 @@ class ContainerInfo(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str]
     status: str
     user: str
-    exit_code: int
-    out_of_memory: bool
-    error: str
-    mounts: Mapping[str, str] = {}
-    """The paths of mounts on the engine's host, by their path in the container."""
+    exit_code: int = 0
+    out_of_memory: bool = False
+    error: str = ""
+    mounts: Mapping[str, str] | None = None
+    """The paths of mounts on the engine's host, by their path in the container; None: not looked up yet."""
 
     @property
     def runs(self) -> bool:
         return self.status in ("running", "paused", "restarting")
+
+
+class _Event(msgspec.Struct, frozen=True):
+    id: str
 
 
 class Engine:
@@ -91,12 +103,12 @@ class Engine:
     def __init__(self, host: str) -> None:
         self.host = host
         self.connections = 0
-        """How many connections for quick calls were opened. An open connection leads to the same engine as before."""
-        self._quick = _client(host, QUICK, self._connected)
-        self._patient = _client(host, PATIENT)
+        """How many connections with a time limit were opened. An open connection leads to the same engine as before."""
+        self._limited = _client(host, CALL_TIMEOUT, self._connected)
+        self._without_limit = _client(host, WAIT_TIMEOUT)
 
     async def close(self) -> None:
-        for client in (self._quick, self._patient):
+        for client in (self._limited, self._without_limit):
             await client.close()
             await client.session.close()
 
@@ -104,17 +116,18 @@ class Engine:
         self.connections += 1
 
     async def ping(self) -> None:
-        async with self._ask("GET", "_ping", timeout=LOOK, versioned_api=False) as answer:
+        async with self._ask("GET", "_ping", timeout=CHECK_TIMEOUT, versioned_api=False) as answer:
             await answer.read()
 
     async def info(self) -> EngineInfo:
-        found = await self._json("GET", "info", timeout=LOOK)
+        found = await self._json("GET", "info", timeout=CHECK_TIMEOUT)
         return EngineInfo(
             id=found["ID"],
             root=found["DockerRootDir"],
             host=found["Name"],
             processors=found.get("NCPU") or 0,
             time=to_seconds(found["SystemTime"]),
+            restricts_mounts=any(option in RESTRICTING for option in found.get("SecurityOptions") or ()),
         )
 
     async def image(self, name: str) -> ImageInfo:
@@ -155,8 +168,26 @@ class Engine:
 
     async def wait(self, container: str) -> None:
         """Wait until a container stops. Ends early if the engine disappears."""
-        async with self._ask("POST", f"containers/{container}/wait", patient=True) as answer:
+        async with self._ask("POST", f"containers/{container}/wait", unlimited=True) as answer:
             await answer.read()
+
+    async def exits(self, label: str, since: float) -> AsyncGenerator[str | None, None]:
+        """Yield None once the stream is open, then the id of each container with a label that ends.
+
+        Begins with the ends since a time of the engine's clock, as far as the engine remembers them.
+        """
+        filters = json.dumps({"type": ["container"], "event": ["die"], "label": [label]})
+        params = {"filters": filters, "since": f"{since:.0f}"}
+        async with self._ask("GET", "events", params=params, unlimited=True) as answer:
+            yield None
+            buffer = b""
+            async for chunk in answer.content.iter_any():
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for line in filter(bytes.strip, lines):
+                    try:
+                        yield decoding.decode(line, _Event).id
+                    except msgspec.MsgspecError as error:
+                        raise self._unreachable(error) from error
 
     async def remove(self, container: str) -> None:
         """Remove a stopped container and its own volume."""
@@ -171,10 +202,12 @@ class Engine:
 
     async def changed_at(self, container: str, path: str) -> float:
         """Return when a file or folder was last changed. This takes a thirtieth of the time of fetching it."""
-        # Not by aiodocker's own call, which fails on an error response to a HEAD request.
-        url = self._quick._canonicalize_url(f"containers/{container}/archive")
+        # Not by aiodocker's own call, which fails on an error response to a HEAD request. And not by the client with a
+        # time limit: aiohttp closes the connection after such a response, and a new one would have to be checked.
+        client = self._without_limit
+        url = client._canonicalize_url(f"containers/{container}/archive")
         try:
-            async with self._quick.session.head(url, params={"path": path}, timeout=QUICK) as answer:
+            async with client.session.head(url, params={"path": path}, timeout=CALL_TIMEOUT) as answer:
                 if answer.status >= 400:
                     raise (NoSuchObject if answer.status == 404 else EngineError)(
                         answer.status, f"{path} cannot be inspected"
@@ -188,7 +221,7 @@ class Engine:
         """Yield a file or folder as a tar stream."""
         params = {"path": wanted}
         path = f"containers/{container}/archive"
-        async with self._ask("GET", path, params=params, patient=True, timeout=FLOWING) as answer:
+        async with self._ask("GET", path, params=params, unlimited=True, timeout=STREAM_TIMEOUT) as answer:
             async for chunk in answer.content.iter_any():
                 yield chunk
 
@@ -199,7 +232,7 @@ class Engine:
         params = {stream: "1", "timestamps": "1", "follow": "1" if follow else "0"} | (
             {"since": since} if since else {}
         )
-        async with self._ask("GET", f"containers/{container}/logs", params=params, patient=True) as answer:
+        async with self._ask("GET", f"containers/{container}/logs", params=params, unlimited=True) as answer:
             buffer = b""
             async for chunk in answer.content.iter_any():
                 buffer += chunk
@@ -220,7 +253,7 @@ class Engine:
         found = await self._json("GET", "containers/json", params={"all": "1", "filters": filters})
         return [(one["Id"], one["Labels"], float(one["Created"])) for one in found]
 
-    async def loose_volumes(self, label: str) -> Sequence[tuple[str, float]]:
+    async def unused_volumes(self, label: str) -> Sequence[tuple[str, float]]:
         """Return name and time of creation of the volumes with a label that no container uses."""
         filters = json.dumps({"label": [label], "dangling": ["true"]})
         found = await self._json("GET", "volumes", params={"filters": filters})
@@ -243,11 +276,11 @@ class Engine:
         params: Mapping[str, str] | None = None,
         data: bytes | None = None,
         kind: str = "application/json",
-        patient: bool = False,
+        unlimited: bool = False,
         timeout: aiohttp.ClientTimeout | None = None,
         versioned_api: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        client = self._patient if patient else self._quick
+        client = self._without_limit if unlimited else self._limited
         try:
             async with contextlib.AsyncExitStack() as open_:
                 query = client._query(
@@ -256,11 +289,11 @@ class Engine:
                     params=dict(params or {}),
                     data=data,
                     headers={"Content-Type": kind},
-                    timeout=timeout or (PATIENT if patient else QUICK),
+                    timeout=timeout or (WAIT_TIMEOUT if unlimited else CALL_TIMEOUT),
                     versioned_api=versioned_api,
                 )
                 answer = await open_.enter_async_context(query)
-                open_.callback(answer.close if patient else answer.release)
+                open_.callback(answer.close if unlimited else answer.release)
                 yield answer
         except aiodocker.DockerError as error:
             if error.status >= UNCONNECTED or error.status < 400:
@@ -281,7 +314,7 @@ def _client(
     scheme, _, where = host.partition("://")
     connector: aiohttp.BaseConnector
     if scheme == "unix":
-        url, connector = "http://docker", aiohttp.UnixConnector(where, limit=0)
+        url, connector = "http://docker", aiohttp.UnixConnector(where, limit=0, keepalive_timeout=IDLE_SECONDS)
     else:
         trust = _trust()
         connector = aiohttp.TCPConnector(limit=0, ssl=trust if trust is not None else True)

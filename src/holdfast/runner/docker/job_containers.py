@@ -47,7 +47,7 @@ class JobContainers:
                     left.add(one.job)
             return left
         except (EngineUnreachable, EngineError) as error:
-            log.info("containers of deleted jobs are left to the workers: %s", error)
+            log.info("cannot remove the containers of deleted jobs, leaving them to the workers: %s", error)
             return None
         finally:
             await engine.close()

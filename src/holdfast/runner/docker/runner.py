@@ -26,27 +26,25 @@ from holdfast.runner.base import (
 )
 from holdfast.runner.docker import container_config
 from holdfast.runner.docker.container import ContainerHandle, boottime
-from holdfast.runner.docker.container_config import EngineClock
+from holdfast.runner.docker.container_removal import ContainerRemover
 from holdfast.runner.docker.docker_workspace import DockerWorkspaces
-from holdfast.runner.docker.engine import ContainerInfo, Engine, EngineError, EngineInfo, ImageInfo, NoSuchObject
+from holdfast.runner.docker.engine import ContainerInfo, Engine, EngineError, ImageInfo, NoSuchObject
+from holdfast.runner.docker.engine_events import EngineEvents
+from holdfast.runner.docker.engine_watch import EngineWatch
+from holdfast.runner.docker.hosts_file import HostsFile
 from holdfast.runner.docker.image_users import ImageUsers
 from holdfast.runner.docker.start_slots import StartSlot, StartSlots
 from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR
-from holdfast.runner.start_pause import StartPause, needs_space
+from holdfast.runner.start_pause import needs_space
 from holdfast.runner.wire import Command
-from holdfast.timing import jitter
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
-CLOCK_SECONDS = 10.0
-"""How long a reading of the engine's clock is valid."""
 STARTS = 2
 """Concurrent container starts per processor of the engine: more at once are not faster."""
 TRIES = 5
 """How often a container is created again that another worker removed before its start."""
 SETTLE_SECONDS = 0.5
-USUAL_ROOT = "/var/lib/docker"
 GRACE_SECONDS = 300.0
 """Containers younger than this many seconds are not swept."""
 FEW = 10
@@ -80,16 +78,14 @@ class DockerRunner:
     ) -> None:
         self.engine = engine
         self.workspaces = DockerWorkspaces(state / "spaces" / installation)
-        self.clock = EngineClock(0.0, 0.0)
+        self.engine_watch = EngineWatch(engine)
         self._installation = installation
+        self.events = EngineEvents(engine, self.engine_watch, self._label)
+        self.remover = ContainerRemover(engine)
+        self._hosts = HostsFile(engine, self.engine_watch)
         self._limits = limits
         self.users = ImageUsers(engine, allow_root=allow_root)
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
-        self._domain = ""
-        self._away: str | None = f"the Docker engine at {engine.host} has not been contacted yet"
-        self._pause = StartPause()
-        self._verified = ("", -1)
-        self._failure_noted = asyncio.Event()
         self._state = state
         self._start_slots = StartSlots(state / "turns", "", STARTS)
         self._starting: dict[asyncio.Task[Any] | None, StartSlot] = {}
@@ -100,89 +96,33 @@ class DockerRunner:
 
     @property
     def away(self) -> str | None:
-        return self._away or self._pause.why
+        return self.engine_watch.away
 
     def pause(self, why: str) -> None:
-        self._pause.begin(why)
-        self._failure_noted.set()
+        self.engine_watch.pause(why)
 
     @property
     def paused(self) -> str | None:
-        return self._pause.why
+        return self.engine_watch.paused
 
     @property
     def domain(self) -> str:
-        return self._domain
+        return self.engine_watch.domain
 
     @property
     def domains(self) -> Sequence[str]:
-        return [self._domain] if self._away is None else []
+        return self.engine_watch.domains
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        reported = (self.domains, self.away)
-        while True:
-            await self.check()
-            if reported != (self.domains, self.away):
-                reported = (self.domains, self.away)
-                changed()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(jitter(LOOK_SECONDS)):
-                    await self._failure_noted.wait()
-            self._failure_noted.clear()
-            await asyncio.sleep(0.05)
-
-    def note_failure(self) -> None:
-        """Check the engine now, because it did not answer a call."""
-        self._failure_noted.set()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.events.follow())
+            group.create_task(self.engine_watch.watch(changed))
 
     async def check(self) -> None:
-        """Check whether the engine is reachable, and whether it is the same one."""
-        try:
-            if self._away is None and boottime() - self.clock.ours < CLOCK_SECONDS:
-                await self.engine.ping()
-                return
-            self._known(await self.engine.info())
-        except EngineUnreachable as error:
-            self._gone(str(error))
-        except EngineError as error:
-            self._gone(f"the Docker engine at {self.engine.host} refuses us: {error}")
+        await self.engine_watch.check()
 
-    def _gone(self, why: str) -> None:
-        if self._away is None:
-            log.warning("%s; its containers are not touched until it is back", why)
-        self._away = why
-
-    def _known(self, info: EngineInfo) -> None:
-        """Note the engine's identity and its clock, which was read now or a little earlier."""
-        self.clock = EngineClock(info.time, boottime())
-        domain = domain_of(info)
-        if self._away is not None or domain != self._domain:
-            log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
-        self._domain, self._away = domain, None
-        if (made_for := (domain, STARTS * max(1, info.processors))) != self._start_slots.made_for:
-            self._start_slots = StartSlots(self._state / "turns", *made_for)
-
-    async def verify(self, domain: str) -> None:
-        """Verify that the engine which just answered is the one of this domain; only then does "not found" count."""
-        connections = self.engine.connections
-        try:
-            info = await self.engine.info()
-        except EngineError as error:
-            raise EngineUnreachable(f"the Docker engine at {self.engine.host} returned an error: {error}") from error
-        if domain_of(info) != domain:
-            self.note_failure()
-            raise EngineUnreachable(f"the Docker engine at {self.engine.host} is {domain_of(info)}, not {domain}")
-        self._verified = (domain, connections)
-
-    async def same_engine(self, domain: str) -> None:
-        """Verify the engine, unless no connection was opened since the last time: open ones lead to the same engine."""
-        if self._verified != (domain, self.engine.connections):
-            await self.verify(domain)
-
-    async def _fresh_clock(self) -> EngineClock:
-        if boottime() - self.clock.ours > CLOCK_SECONDS:
-            self._known(await self.engine.info())
-        return self.clock
+    def note_failure(self) -> None:
+        self.engine_watch.note_failure()
 
     # Start and find
 
@@ -193,15 +133,24 @@ class DockerRunner:
         The slot belongs to the task, not to the attempt: there may be two executions of an attempt here, when we adopt
         one that we lost a moment before.
         """
-        self._starting[asyncio.current_task()] = await self._start_slots.take()
+        self._starting[asyncio.current_task()] = await self._slots().take()
+        self.remover.start_begins()
         try:
             yield
         finally:
             self._release_slot()
 
+    def _slots(self) -> StartSlots:
+        """Return the start slots of the engine as it is now: another engine has others."""
+        made_for = (self.domain, STARTS * self.engine_watch.processors)
+        if made_for != self._start_slots.made_for:
+            self._start_slots = StartSlots(self._state / "turns", *made_for)
+        return self._start_slots
+
     def _release_slot(self) -> None:
         if (slot := self._starting.pop(asyncio.current_task(), None)) is not None:
             slot.release()
+            self.remover.start_ended()
 
     async def start(self, request: StartRequest, confirm: ConfirmLease) -> ContainerHandle:
         try:
@@ -218,10 +167,7 @@ class DockerRunner:
             workspace = None if request.pipeline is None else self.workspaces.make(request.identity, self.engine.host)
         for _ in range(TRIES):
             try:
-                created = await self.engine.create(
-                    container_config.name_of(request.identity),
-                    container_config.config_of(request, image, self._limits, workspace),
-                )
+                created = await self._create(request, image, workspace)
             except EngineError as error:
                 if error.status != 409:
                     raise await self._cannot(error, request.domain, "create its container") from error
@@ -229,13 +175,25 @@ class DockerRunner:
                 if found is not None:
                     return found
                 continue
-            seen = await self._fill_and_start(created, request, image, workspace, confirm)
-            if seen is not None:
+            if await self._fill_and_start(created.id, request, image, workspace, confirm):
                 self._release_slot()
-                container = ContainerHandle(self, request.identity, seen, request.domain, ours=True)
+                container = ContainerHandle(self, request.identity, created, request.domain, ours=True)
                 await container.wait_until_begun()
                 return container
         raise CannotStart("start_failed", f"its container was removed {TRIES} times before it could start")
+
+    async def _create(self, request: StartRequest, image: ImageInfo, workspace: Path | None) -> ContainerInfo:
+        """Create the container. Return it as it will be once it runs."""
+        name = container_config.name_of(request.identity)
+        hosts = self._hosts.of(request)
+        config = container_config.config_of(request, image, self._limits, workspace, hosts)
+        try:
+            created = await self.engine.create(name, config)
+        except EngineError as error:
+            if hosts is None or not self._hosts.refused(error):
+                raise
+            return await self._create(request, image, workspace)
+        return ContainerInfo(id=created, labels=config["Labels"], status="running", user=config["User"])
 
     async def digest(self, spec: Mapping[str, Any], domain: str) -> str | None:
         return (await self._image(spec, domain)).id
@@ -245,7 +203,7 @@ class DockerRunner:
         try:
             return await self.engine.image(name)
         except NoSuchObject:
-            await self.verify(domain)
+            await self.engine_watch.verify(domain)
             message = f"there is no image {name} on the Docker engine at {self.engine.host}: pull or build it there"
             raise CannotStart("image_missing", message) from None
         except EngineError as error:
@@ -280,11 +238,11 @@ class DockerRunner:
 
     async def _fill_and_start(
         self, created: str, request: StartRequest, image: ImageInfo, workspace: Path | None, confirm: ConfirmLease
-    ) -> ContainerInfo | None:
-        """Copy the files in, check the lease, and start the container. None: another worker removed it before."""
+    ) -> bool:
+        """Copy the files in, check the lease, and start the container. False: it is gone; create it again."""
         try:
             user = await self.users.find(created, container_config.user_in(request), request.spec["image"])
-            clock = await self._fresh_clock()
+            clock = await self.engine_watch.fresh_clock()
             spec = container_config.spec_of(
                 request, image, user, clock, limits=self._limits, output_cap=self._output_cap
             )
@@ -294,26 +252,30 @@ class DockerRunner:
             files = await asyncio.to_thread(container_config.files_of, request, spec, user)
             await self.engine.put(created, container_config.VOLUME, files)
             # The record names its engine. Any other engine does not know the id, and the start fails.
-            await self.same_engine(request.domain)
+            await self.engine_watch.same_engine(request.domain)
             await confirm()
             await self.engine.start(created)
-            return await self.engine.inspect(created)
+            return True
         except (CannotStart, Invalid, NoSpace):
             await self._drop(created)
             raise
         except NoSuchObject as error:
-            return await self._unless_gone(created, request, error)
+            await self._unless_gone(created, request, error)
+            return False
         except EngineError as error:
+            if self._hosts.refused(error):
+                await self._drop(created)
+                return False
             cannot = await self._cannot(error, request.domain, "start its container", created)
             await self._drop(created)
             raise cannot from error
 
-    async def _unless_gone(self, created: str, request: StartRequest, error: NoSuchObject) -> ContainerInfo | None:
-        """Return None if the container is gone; raise if something that it names is missing, such as a network."""
+    async def _unless_gone(self, created: str, request: StartRequest, error: NoSuchObject) -> None:
+        """Return if the container is gone; raise if something that it names is missing, such as a network."""
         try:
             await self.engine.inspect(created)
         except NoSuchObject:
-            return None
+            return
         await self._drop(created)
         raise await self._cannot(error, request.domain, "start its container") from error
 
@@ -327,7 +289,7 @@ class DockerRunner:
             await asyncio.sleep(SETTLE_SECONDS)
             if any(word in str(error) for word in GOING_DOWN):
                 raise EngineUnreachable(f"the Docker engine at {self.engine.host} could not {what}: {error}")
-            await self.verify(domain)
+            await self.engine_watch.verify(domain)
             if created is not None and (await self.engine.inspect(created)).status != "created":
                 raise EngineUnreachable(
                     f"the Docker engine at {self.engine.host} failed a start that it carried out: {error}"
@@ -355,7 +317,7 @@ class DockerRunner:
         try:
             seen = await self.engine.inspect(container_config.name_of(identity))
         except NoSuchObject:
-            await self.verify(domain)
+            await self.engine_watch.verify(domain)
             return None
         return seen if container_config.identity_in(seen.labels) == identity else None
 
@@ -390,7 +352,7 @@ class DockerRunner:
         before, self._over = self._over, frozenset(over)
         if before is None:
             return []
-        now = self.clock.at(boottime())
+        now = self.engine_watch.clock.at(boottime())
         old = [one for one in over if one in before and now - self._created.get(one, now) > GRACE_SECONDS]
         if len(old) > FEW and len(old) > found * UNUSUAL:
             log.error(
@@ -403,11 +365,11 @@ class DockerRunner:
         return old
 
     async def sweep(self, identity: Identity) -> bool:
-        seen = await self._seen(identity, self._domain)
+        seen = await self._seen(identity, self.domain)
         if seen is None:
             return True
         if seen.runs:
-            container = ContainerHandle(self, identity, seen, self._domain)
+            container = ContainerHandle(self, identity, seen, self.domain)
             await container.send(Command(token=time.time_ns(), verb="stop", kind="cancel"))
             container.close()
             return False
@@ -419,19 +381,14 @@ class DockerRunner:
     async def sweep_incomplete(self, older: float) -> int:
         """Remove volumes and workspaces of this installation that belong to no container."""
         gone = await self.workspaces.sweep(await self.remaining_attempts(), older)
-        async for name in self._loose(older):
+        async for name in self._unused_volumes(older):
             with contextlib.suppress(EngineError):
                 await self.engine.remove_volume(name)
                 gone += 1
         return gone
 
-    async def _loose(self, older: float) -> AsyncIterator[str]:
-        now = (await self._fresh_clock()).at(boottime())
-        for name, created in await self.engine.loose_volumes(self._label):
+    async def _unused_volumes(self, older: float) -> AsyncIterator[str]:
+        now = (await self.engine_watch.fresh_clock()).at(boottime())
+        for name, created in await self.engine.unused_volumes(self._label):
             if now - created > older:
                 yield name
-
-
-def domain_of(info: EngineInfo) -> str:
-    """Name an engine. Engines on the same host may share their id, but not their data folder."""
-    return f"docker:{info.id}" if info.root == USUAL_ROOT else f"docker:{info.id}:{info.root}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.permissions import make_folder
 from holdfast.timing import jitter
 
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 LONGEST = 6.0
 """Seconds after which a slot is free again, even if its holder, which may be suspended, did not release it."""
 
@@ -62,7 +62,7 @@ class StartSlots:
                 for n in range(self._most):
                     with contextlib.suppress(BlockingIOError):
                         return _lock(self._folder / str(n))
-                await asyncio.sleep(jitter(LOOK_SECONDS, 0.5))
+                await asyncio.sleep(jitter(POLL_SECONDS, 0.5))
         except OSError:
             return None
 

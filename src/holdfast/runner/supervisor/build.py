@@ -37,7 +37,19 @@ HARDENING = (
     ("-static",),
 )
 """From the strictest to the weakest: a compiler or its C library may not support all of them."""
-WORDS = ("SpecKey", "ProgramKey", "TaskKey", "CommandKey", "Verb", "StopKind", "ServiceKind", "ClockName", "Limit")
+NUMBERS = ("VERSION", "MAX_TASKS", "MAX_NAME", "MAX_WORD", "MAX_LAUNCH", "MAX_REPORTED_LOG", "SPARES", "SPARE_BYTES")
+WORDS = (
+    "SpecKey",
+    "ProgramKey",
+    "TaskKey",
+    "CommandKey",
+    "LaunchKey",
+    "Verb",
+    "StopKind",
+    "ServiceKind",
+    "ClockName",
+    "Limit",
+)
 """The sets of words in `protocol.py`. From the word "uid" in `SpecKey`, C gets SPEC_KEY_UID and SPEC_KEY_COUNT."""
 
 
@@ -65,9 +77,9 @@ def _protocol_lines() -> Iterator[str]:
     yield "/* Written by build.py from protocol.py. */"
     yield "#pragma once"
     yield f'#define VERSION_TEXT "{protocol.VERSION}"'
-    for name in ("VERSION", "MAX_TASKS", "MAX_NAME", "MAX_WORD"):
+    for name in NUMBERS:
         yield f"#define {name} {getattr(protocol, name)}"
-    for name in ("SPEC_TITLE", "COMMAND_TITLE"):
+    for name in ("SPEC_TITLE", "COMMAND_TITLE", "LAUNCH_TITLE"):
         yield f'#define {name} "{getattr(protocol, name)}"'
     for name in WORDS:
         prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
@@ -75,6 +87,7 @@ def _protocol_lines() -> Iterator[str]:
         yield f"#define {prefix}_COUNT {len(words)}"
         yield from (f'#define {prefix}_{word.upper()} "{word}"' for word in words)
     yield from (f"#define {status.name} {status.value}" for status in protocol.ExitStatus)
+    yield from (f"#define REPORT_{report.name} {report.value}" for report in protocol.LaunchReport)
     causes = ["none", *protocol.ExitCause]
     yield f"enum cause {{ {', '.join(f'CAUSE_{cause.upper()}' for cause in causes)}, CAUSE_COUNT }};"
     yield "#define CAUSE_NAMES " + ", ".join(f'"{cause}"' for cause in causes)

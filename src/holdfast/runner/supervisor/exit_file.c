@@ -31,7 +31,7 @@ static size_t exit_room = EXIT_SIZE;
 
 static bool reserve(size_t size) {
     if (reserved < 0)
-        reserved = openat(folder, "exit.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+        reserved = openat(folder, "exit.tmp", O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (reserved < 0)
         return false;
     int error = posix_fallocate(reserved, 0, (off_t)size);
@@ -108,9 +108,7 @@ static const struct task *last_task(void) {
 }
 
 static void describe_end(struct text *t, const struct task *last) {
-    char boot[64];
     enum cause cause = final_cause(last);
-    read_boot_id(boot, sizeof boot);
     put(t, "{\"version\":%d,\"token\":%" PRIu64, VERSION, highest_token);
     put_field(t, "cause", CAUSES[cause]);
     put_end(t, last);
@@ -119,7 +117,7 @@ static void describe_end(struct text *t, const struct task *last) {
     put(t, ",\"killed\":%s", stop_state.killed ? "true" : "false");
     put_field(t, "text", failure);
     put_field(t, "mark", spec.mark ? spec.mark : "");
-    put_field(t, "boot_id", boot);
+    put_field(t, "boot_id", boot_id());
     put(t, ",\"started_at\":%" PRId64 ",\"ended_at\":%" PRId64 ",\"lasted\":%" PRId64, attempt_begun_at, walltime(),
         attempt_begun ? boottime() - attempt_begun : 0);
     put(t, ",\"oom_kills\":%" PRIu64, new_oom_kills());

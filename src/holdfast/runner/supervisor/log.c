@@ -13,10 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "attempt.h"
 #include "clock.h"
+#include "files.h"
 #include "log.h"
 
 #define COPY_CHUNK 8192 /* so that a line of base64 stays below 16 KiB, at which engines split lines */
@@ -43,7 +45,10 @@ static struct text event_text = {.data = (char *)event_data + HEADER, .size = EV
 
 /* On failure, errno says why. */
 bool open_log(void) {
-    log_.fd = openat(folder, "log", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    struct stat about;
+    log_.fd = openat(folder, "log", O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (log_.fd >= 0 && (fstat(log_.fd, &about) < 0 || (about.st_size && ftruncate(log_.fd, 0) < 0)))
+        close_fd(&log_.fd);
     int error = errno;
     if (log_.fd < 0)
         snprintf(failure, sizeof failure, "cannot open the log: %s", strerror(error));

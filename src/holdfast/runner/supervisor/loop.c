@@ -68,14 +68,13 @@ static bool read_signals(void) {
 bool wait_for_activity(void) {
     bool reading = copy_has_room();
     struct pollfd polled[] = {{.fd = signals, .events = POLLIN},
-                              {.fd = running.report, .events = POLLIN},
                               {.fd = reading && may_read(OUT) ? running.out : -1, .events = POLLIN},
                               {.fd = reading && may_read(ERR) ? running.err : -1, .events = POLLIN},
                               {.fd = copy_pending() ? STDOUT_FILENO : -1, .events = POLLOUT}};
     micros now = boottime(), due = next_deadline();
     micros wait = due <= now ? 0 : sooner((due - now + 999) / 1000, 1000);
     poll(polled, COUNT_OF(polled), (int)wait);
-    if (polled[4].revents)
+    if (polled[3].revents)
         flush_copy();
     reap(); /* before the signals and commands: if the exit came first, the exit decides */
     return polled[0].revents && read_signals();

@@ -21,10 +21,13 @@ bool read_stat(pid_t pid, struct stat_line *out) {
                            &out->group, &out->session, &out->start_ticks) == 4;
 }
 
-void read_boot_id(char *id, size_t size) {
-    if (!read_text("/proc/sys/kernel/random/boot_id", id, size))
+/* It is read once; a launcher reads it for all supervisors that it forks. */
+const char *boot_id(void) {
+    static char id[64];
+    if (!*id && !read_text("/proc/sys/kernel/random/boot_id", id, sizeof id))
         *id = 0;
     id[strcspn(id, "\n")] = 0;
+    return id;
 }
 
 static uint64_t counter_in(const char *path) {

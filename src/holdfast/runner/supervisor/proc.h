@@ -13,7 +13,7 @@ struct stat_line {
 };
 
 bool read_stat(pid_t pid, struct stat_line *out);
-void read_boot_id(char *id, size_t size);
+const char *boot_id(void);
 void count_oom_kills(void);
 uint64_t new_oom_kills(void); /* since count_oom_kills was called */
 

@@ -11,11 +11,19 @@ VERSION = 1
 """The version of `spec`, commands, `started` and `exit`."""
 SPEC_TITLE = "holdfast-spec"
 COMMAND_TITLE = "holdfast-command"
+LAUNCH_TITLE = "holdfast-launch"
 MAX_TASKS = 1000
 MAX_NAME = 64
 """Bytes in the name of a task or service."""
 MAX_WORD = 256
 """Bytes in a short text, such as the mark or the reason of a failure. The supervisor refuses a longer one."""
+MAX_LAUNCH = 128 * 1024
+"""Bytes in a message to the launcher."""
+MAX_REPORTED_LOG = 48 * 1024
+"""A log up to this size is part of the launcher's report of an end."""
+SPARES = 3
+SPARE_BYTES = 512
+"""Reserved files of an attempt folder: for an adoption, a stop and a more urgent stop. A command fits into a block."""
 
 SpecKey = Literal[
     "token",
@@ -45,6 +53,9 @@ ProgramKey = Literal["task", "service"]
 """Keys that begin the records of a task or of the service."""
 TaskKey = Literal["arg", "env", "cwd", "timeout"]
 CommandKey = Literal["token", "verb", "kind", "grace", "stop_after", "clock", "task", "name", "text"]
+LaunchKey = Literal[
+    "id", "start_by", "folder", "claim", "own", "uid", "gid", "spec", "request", "stdin", "limits", "secrets"
+]
 Verb = Literal["hold", "beat", "stop", "kill", "go", "end", "place", "service"]
 StopKind = Literal["cancel", "interrupt", "fail"]
 """Kinds of the verbs `stop` and `kill`."""
@@ -66,6 +77,18 @@ class ExitCause(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     SERVICE_ENDED = "service_ended"
     FAILED = "failed"
+
+
+class LaunchReport(IntEnum):
+    """What the launcher, or a supervisor that it forked, reports about a start.
+
+    BEGUN: `started` is written. FAILED: the folder could not be made; the number is errno. ENDED: the supervisor has
+    exited; the number is its exit status, or the negative signal that killed it.
+    """
+
+    BEGUN = 1
+    FAILED = 2
+    ENDED = 3
 
 
 class ExitStatus(IntEnum):

@@ -11,6 +11,7 @@
 #include "attempt.h"
 #include "commands.h"
 #include "files.h"
+#include "launch.h"
 #include "log.h"
 #include "loop.h"
 #include "output.h"
@@ -27,27 +28,28 @@ micros attempt_begun, attempt_begun_at;
 
 /* Record that the attempt has begun; on failure, errno says why. */
 static bool record_started(void) {
-    char data[2048], boot[64];
+    char data[2048];
     struct text t = {.data = data, .size = sizeof data};
     struct stat_line self = {0}, child = {0};
     read_stat(getpid(), &self);
     read_stat(running.main, &child);
-    read_boot_id(boot, sizeof boot);
     put(&t, "{\"version\":%d,\"token\":%" PRIu64, VERSION, spec.token);
     put_field(&t, "mark", spec.mark);
-    put_field(&t, "boot_id", boot);
+    put_field(&t, "boot_id", boot_id());
     put(&t, ",\"supervisor_pid\":%d,\"supervisor_start_ticks\":%" PRIu64, getpid(), self.start_ticks);
     put(&t, ",\"child_pid\":%d,\"child_start_ticks\":%" PRIu64, running.main, child.start_ticks);
     put(&t, ",\"supervisor_session\":%d,\"child_session\":%d", getsid(0), running.main);
     put(&t, ",\"started_at\":%" PRId64 ",\"boottime\":%" PRId64 "}\n", attempt_begun_at, attempt_begun);
-    int fd = openat(folder, "started.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    bool written = fd >= 0 && write_all(fd, t.data, t.used) && renameat(folder, "started.tmp", folder, "started") == 0;
+    int fd = openat(folder, "started.tmp", O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    bool written = fd >= 0 && write_all(fd, t.data, t.used) && ftruncate(fd, (off_t)t.used) == 0 && renameat(folder, "started.tmp", folder, "started") == 0;
     int error = errno;
     if (!written) {
         snprintf(failure, sizeof failure, "cannot write `started`: %s", strerror(error));
         unlinkat(folder, "started.tmp", 0);
     }
     close_fd(&fd);
+    if (written)
+        report_begun();
     errno = error;
     return written;
 }
@@ -130,7 +132,6 @@ static void report_task_ended(const struct task *task) {
 static void supervise_task(struct task *task) {
     while (!task_over()) {
         bool noticed = wait_for_activity();
-        read_report();
         read_outputs();
         poll_commands(noticed);
         check_limits();

@@ -1,0 +1,3 @@
+-- oldest: 1
+-- Only Postgres has a slow rule here (its migration of this number). SQLite compares with GLOB.
+SELECT 1;

@@ -1,5 +1,0 @@
--- Subscribers to moves of jobs. Each entry is added to every statement that moves jobs, and runs in its transaction.
---
--- It reads the rows of `moves`: id, tenant, queue, old_status (NULL for a new job), new_status (NULL for a deleted job),
--- seq, changed_at. It writes one row if there are any, for all of them, and none otherwise. It has no parameters.
--- There is no subscriber yet.
