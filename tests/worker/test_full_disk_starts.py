@@ -197,6 +197,11 @@ async def test_workspace_that_cannot_be_restored_waits_for_space(workers: InProc
         large = task("large", f"head -c {MIB} /dev/urandom > big")
         async with workers.worker() as worker:
             await workers.ended(await pipelines.submit(large, adds("first")), Status.SUCCEEDED)
+
+            async def removed() -> bool:
+                return not list(place.rglob("big"))
+
+            await eventually(removed, "the first workspace, whose removal frees space, is gone")
             disk.leave(100)
             jobs = [await pipelines.submit(large, adds(name)) for name in ("second", "third")]
             for job in jobs:
